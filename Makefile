@@ -1,0 +1,35 @@
+# Everything happens in .venv, made on first use; PYTHON chooses the interpreter (3.11 to 3.13).
+PYTHON ?= python3
+BIN := .venv/bin
+
+.PHONY: test lint format benchmark clean
+
+test: .venv/installed
+	$(BIN)/pytest
+
+lint: .venv/installed
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/pyright
+
+format: .venv/installed
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+# The peers live in an environment of their own, with torch.
+benchmark: .venv-peers/installed
+	.venv-peers/bin/python -m benchmarks.step
+
+.venv/installed: pyproject.toml
+	$(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet --editable '.[dev]'
+	touch $@
+
+.venv-peers/installed: pyproject.toml benchmarks/requirements.txt
+	$(PYTHON) -m venv .venv-peers
+	.venv-peers/bin/pip install --quiet --requirement benchmarks/requirements.txt
+	.venv-peers/bin/pip install --quiet --editable . optax
+	touch $@
+
+clean:
+	rm -rf .venv .venv-peers .pytest_cache .ruff_cache dist

@@ -1,0 +1,52 @@
+"""What two or more architectures share, one idea a file.
+
+Axes have the same letters everywhere, in einops, in einsum and in types:
+    b  image of the batch        n, m  tokens: that ask, that are read
+    H W  height, width in pixels   d   dimension of a token, or of one head
+    h w  rows, columns of a grid   c   channels
+    h  heads, beside n and m       k   classes, or any other number of outputs
+"""
+
+from smallvit.layers.attention import Attend, Attention, HeadMix, LSAOption
+from smallvit.layers.block import MLP, Block, DropPath, LayerScale
+from smallvit.layers.classifier import Classifier
+from smallvit.layers.dense import Dense, Factory, LayerNorm
+from smallvit.layers.patch import SPT, PatchEmbed, SPTOption, SPTPool, patch_embed, patchify, shifted_copies
+from smallvit.layers.pool import PatchMerger, Pool, check_pool, pool_tokens
+from smallvit.layers.position import ClassToken, PositionEmbed, resample_positions, sincos_2d
+from smallvit.layers.size import Images, Size, check_image, grid_size, pair
+
+__all__ = [
+    "MLP",
+    "SPT",
+    "Attend",
+    "Attention",
+    "Block",
+    "ClassToken",
+    "Classifier",
+    "Dense",
+    "DropPath",
+    "Factory",
+    "HeadMix",
+    "Images",
+    "LSAOption",
+    "LayerNorm",
+    "LayerScale",
+    "PatchEmbed",
+    "PatchMerger",
+    "Pool",
+    "PositionEmbed",
+    "SPTOption",
+    "SPTPool",
+    "Size",
+    "check_image",
+    "check_pool",
+    "grid_size",
+    "pair",
+    "patch_embed",
+    "patchify",
+    "pool_tokens",
+    "resample_positions",
+    "shifted_copies",
+    "sincos_2d",
+]

@@ -1,0 +1,74 @@
+"""The transformer block: x + attention(norm(x)), then x + mlp(norm(x))."""
+
+from functools import partial
+
+import flax.linen as nn
+import jax
+from jaxtyping import Array, Float
+
+from smallvit.layers.dense import Dense, Factory, LayerNorm, align
+
+
+class MLP(nn.Module):
+    """Dense, exact GELU, Dense, with dropout behind each."""
+
+    hidden: int
+    dropout: float = 0.0
+    dense: Factory = Dense
+
+    @nn.compact
+    def __call__(self, x: Float[Array, "*lead d"], *, train: bool = False) -> Float[Array, "*lead d"]:
+        drop = partial(nn.Dropout, self.dropout, deterministic=not train)
+        dim = x.shape[-1]
+        x = jax.nn.gelu(self.dense(self.hidden, name="in")(x), approximate=False)
+        x = self.dense(dim, name="out")(drop(name="dropout_in")(x))
+        return drop(name="dropout_out")(x)
+
+
+class LayerScale(nn.Module):
+    """A learned factor a channel, small at first (https://arxiv.org/abs/2103.17239)."""
+
+    start: float
+
+    @nn.compact
+    def __call__(self, x: Float[Array, "*lead d"]) -> Float[Array, "*lead d"]:
+        scale = self.param("scale", nn.initializers.constant(self.start), x.shape[-1:])
+        return x * align(scale, x).astype(x.dtype)
+
+
+class DropPath(nn.Module):
+    """Stochastic depth: leaves a residual branch out for some of the images, and rescales the rest by 1 / keep."""
+
+    rate: float
+
+    @nn.compact
+    def __call__(self, x: Float[Array, "b *rest"], *, train: bool = False) -> Float[Array, "b *rest"]:
+        whole_image = tuple(range(1, x.ndim))
+        return nn.Dropout(self.rate, broadcast_dims=whole_image, deterministic=not train, name="dropout")(x)
+
+
+class Block(nn.Module):
+    """A pre-norm residual pair; with `branches`, that many of each side by side, summed.
+
+    Anything with tokens in the last axis will do, a sequence `b n d` as well as a grid `b h w d`.
+    """
+
+    attention: Factory
+    mlp: Factory
+    norm: Factory = LayerNorm
+    branches: int = 1
+    layer_scale: float | None = None
+    drop_path: float = 0.0
+
+    @nn.compact
+    def __call__(self, x: Float[Array, "b *rest d"], *, train: bool = False) -> Float[Array, "b *rest d"]:
+        for part, make in (("attention", self.attention), ("mlp", self.mlp)):
+            names = [part] if self.branches == 1 else [f"{part}_{i}" for i in range(self.branches)]
+            x = x + sum(self._branch(name, make, x, train) for name in names)
+        return x
+
+    def _branch(self, name: str, make: Factory, x: Array, train: bool) -> Array:
+        x = make(name=name)(self.norm(name=f"{name}_norm")(x), train=train)
+        if self.layer_scale is not None:
+            x = LayerScale(self.layer_scale, name=f"{name}_scale")(x)
+        return DropPath(self.drop_path, name=f"{name}_drop")(x, train=train)

@@ -1,0 +1,31 @@
+"""What all architectures have in common: an image in, tokens, one pooled vector, the scores of the classes."""
+
+import flax.linen as nn
+import jax.numpy as jnp
+from jax.typing import DTypeLike
+from jaxtyping import Array, Float
+
+from smallvit.layers.dense import Dense
+from smallvit.layers.pool import Pool, pool_tokens
+from smallvit.layers.size import Images
+
+
+class Classifier(nn.Module, kw_only=True):
+    """An architecture fills in `features`; with `num_classes=0` the pooled features are the output."""
+
+    num_classes: int
+    pool: Pool = "mean"
+    dtype: DTypeLike = jnp.float32  # of the computation; parameters stay float32
+
+    def setup(self) -> None:
+        if self.num_classes < 0:
+            raise ValueError(f"num_classes={self.num_classes} must be positive, or 0 for features without a head")
+        self.head = Dense(self.num_classes, dtype=self.dtype) if self.num_classes else None
+
+    def __call__(self, image: Images, *, train: bool = False) -> Float[Array, "b k"]:
+        x = pool_tokens(self.features(image, train=train), self.pool)
+        return x if self.head is None else self.head(x)
+
+    def features(self, image: Images, *, train: bool = False) -> Float[Array, "b n d"]:
+        """The normalised tokens before the head, a class token first if there is one."""
+        raise NotImplementedError

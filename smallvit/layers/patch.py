@@ -1,0 +1,125 @@
+"""From an image to tokens: plain patches, or Shifted Patch Tokenization (https://arxiv.org/abs/2112.13492)."""
+
+from functools import partial
+from typing import Literal
+
+import flax.linen as nn
+import jax.numpy as jnp
+from einops import rearrange
+from jaxtyping import Array, Float
+
+from smallvit.layers.dense import Dense, Factory, LayerNorm
+from smallvit.layers.size import Size, grid_size, pair
+
+Directions = Literal["diagonal", "cardinal", "all"]
+SPTOption = bool | Directions  # True is the paper's choice, "diagonal"
+
+# Where a shifted copy reads, in shifts: copy[i, j] = x[i + down * shift, j + across * shift].
+_DIAGONAL = ((-1, -1), (-1, 1), (1, -1), (1, 1))
+_CARDINAL = ((0, -1), (0, 1), (-1, 0), (1, 0))
+_OFFSETS = {"diagonal": _DIAGONAL, "cardinal": _CARDINAL, "all": _DIAGONAL + _CARDINAL}
+
+
+def patchify(x: Float[Array, "b H W c"], patch_size: Size) -> Float[Array, "b h w p"]:
+    """Non-overlapping patches, each flattened row by row with the channels fastest."""
+    h, w = grid_size((x.shape[1], x.shape[2]), patch_size)
+    return rearrange(x, "b (h p) (w q) c -> b h w (p q c)", h=h, w=w)
+
+
+def shifted_copies(x: Float[Array, "b H W c"], shift: Size, directions: str = "diagonal") -> Float[Array, "b H W k"]:
+    """The image and its copies moved by `shift` pixels, zeros moving in, side by side on the channels."""
+    if directions not in _OFFSETS:
+        raise ValueError(f"unknown shift directions {directions!r}: choose one of {', '.join(_OFFSETS)}")
+    down, across = (shift, shift) if isinstance(shift, int) else shift
+    height, width = x.shape[1:3]
+    padded = jnp.pad(x, ((0, 0), (down, down), (across, across), (0, 0)))
+
+    def moved(i: int, j: int) -> Array:
+        top, left = down * (1 + i), across * (1 + j)
+        return padded[:, top : top + height, left : left + width]
+
+    return jnp.concatenate([x, *(moved(i, j) for i, j in _OFFSETS[directions])], axis=-1)
+
+
+class PatchEmbed(nn.Module):
+    """Each patch through one Dense; `norm` puts a LayerNorm before and after it."""
+
+    dim: int
+    patch_size: Size
+    norm: Factory | None = None
+    dense: Factory = Dense
+
+    @nn.compact
+    def __call__(self, image: Float[Array, "b H W c"]) -> Float[Array, "b n d"]:
+        x = rearrange(patchify(image, self.patch_size), "b h w p -> b (h w) p")
+        if self.norm is not None:
+            x = self.norm(name="patch_norm")(x)
+        x = self.dense(self.dim, name="dense")(x)
+        return x if self.norm is None else self.norm(name="token_norm")(x)
+
+
+class SPT(nn.Module):
+    """Shifted Patch Tokenization: patches of the image and its shifted copies, normalised, through one Dense.
+
+    With the default shift, half a patch, a token sees a window of twice the patch size. Patch size 1 shifts by 0.
+    """
+
+    dim: int
+    patch_size: Size
+    directions: Directions = "diagonal"
+    shift: Size | None = None  # in pixels, for a pair down and across; None is half the patch
+    dense: Factory = Dense
+    norm: Factory = LayerNorm
+
+    @nn.compact
+    def __call__(self, image: Float[Array, "b H W c"]) -> Float[Array, "b n d"]:
+        p, q = pair(self.patch_size)
+        shift = (p // 2, q // 2) if self.shift is None else self.shift
+        x = patchify(shifted_copies(image, shift, self.directions), (p, q))
+        x = rearrange(x, "b h w p -> b (h w) p")
+        return self.dense(self.dim, name="dense")(self.norm(name="norm")(x))
+
+
+class SPTPool(nn.Module):
+    """SPT between two stages: every 2 x 2 tokens of the grid become one; a class token takes its own Dense."""
+
+    dim: int
+    grid: tuple[int, int]
+    spt: SPTOption = True
+    shift: Size | None = None
+    dense: Factory = Dense
+    norm: Factory = LayerNorm
+
+    @nn.compact
+    def __call__(self, x: Float[Array, "b n d"]) -> Float[Array, "b m k"]:
+        h, w = self.grid
+        prefix = x.shape[1] - h * w
+        if prefix < 0:
+            raise ValueError(f"{x.shape[1]} tokens do not fill a grid of {h} x {w}: give the grid of these tokens")
+        tokens = rearrange(x[:, prefix:], "b (h w) d -> b h w d", h=h)
+        pool = partial(SPT, directions=spt_directions(self.spt), dense=self.dense, norm=self.norm)
+        tokens = pool(self.dim, 2, shift=self.shift, name="spt")(tokens)
+        if not prefix:
+            return tokens
+        return jnp.concatenate([self.dense(self.dim, name="cls")(x[:, :prefix]), tokens], axis=1)
+
+
+def spt_directions(spt: SPTOption) -> Directions:
+    return "diagonal" if spt is True or spt is False else spt
+
+
+def patch_embed(
+    dim: int,
+    patch_size: Size,
+    *,
+    spt: SPTOption = False,
+    shift: Size | None = None,
+    patch_norm: Factory | None = None,
+    dense: Factory = Dense,
+    norm: Factory = LayerNorm,
+    name: str = "patches",
+) -> PatchEmbed | SPT:
+    """The first layer of an architecture that cuts patches: SPT when it is asked for, plain otherwise."""
+    if not spt:
+        return PatchEmbed(dim, patch_size, patch_norm, dense, name=name)
+    return SPT(dim, patch_size, spt_directions(spt), shift, dense, norm, name=name)

@@ -1,0 +1,79 @@
+"""Where a token stands: learned positions, fixed sines and cosines, and how both follow another image size."""
+
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax.traverse_util import flatten_dict, unflatten_dict
+from jaxtyping import Array, Float
+
+
+class PositionEmbed(nn.Module):
+    """Adds a learned vector to each token: one a place of the grid, one a token that stands before the grid.
+
+    The grid keeps its two axes in the parameters, so that they can be resampled to another image size.
+    """
+
+    grid: tuple[int, int]
+    std: float = 0.02
+
+    @nn.compact
+    def __call__(self, x: Float[Array, "b n d"]) -> Float[Array, "b n d"]:
+        init, dim = nn.initializers.normal(self.std), x.shape[-1]
+        table = self.param("grid", init, (*self.grid, dim)).reshape(-1, dim)
+        prefix = x.shape[1] - table.shape[0]
+        if prefix:
+            table = jnp.concatenate([self.param("prefix", init, (prefix, dim)), table])
+        return x + table[None].astype(x.dtype)
+
+
+def sincos_2d(grid: tuple[int, int], dim: int, temperature: float = 10_000.0) -> Float[np.ndarray, "n d"]:
+    """Fixed positions: sine and cosine of x, then of y, at dim / 4 frequencies (https://arxiv.org/abs/2104.02057)."""
+    if dim % 4 or dim < 8:
+        raise ValueError(
+            f"dim={dim} must be a multiple of 4, at least 8: each of sin x, cos x, sin y, cos y takes a quarter"
+        )
+    y, x = np.mgrid[: grid[0], : grid[1]].reshape(2, -1, 1)
+    omega = temperature ** -np.linspace(0, 1, dim // 4)[None]
+    waves = np.sin(x * omega), np.cos(x * omega), np.sin(y * omega), np.cos(y * omega)
+    return np.concatenate(waves, axis=1).astype(np.float32)
+
+
+class ClassToken(nn.Module):
+    """Puts one learned token before the others."""
+
+    std: float = 0.02
+
+    @nn.compact
+    def __call__(self, x: Float[Array, "b n d"]) -> Float[Array, "b n+1 d"]:
+        token = self.param("token", nn.initializers.normal(self.std), (1, x.shape[-1]))
+        token = jnp.broadcast_to(token[None].astype(x.dtype), (x.shape[0], 1, x.shape[-1]))
+        return jnp.concatenate([token, x], axis=1)
+
+
+def resample_positions(variables: dict, model: nn.Module, image: Array | jax.ShapeDtypeStruct) -> dict:
+    """The variables fitted to `model` on images like `image`: tables of positions are interpolated.
+
+    model = ViT(image_size=64, ...); variables = resample_positions(variables_at_32, model, images_at_64)
+    """
+    wanted = jax.eval_shape(model.init, jax.random.key(0), jax.ShapeDtypeStruct(image.shape, image.dtype))
+    shapes = {path: leaf.shape for path, leaf in _flat(wanted).items()}
+    given = _flat(variables)
+    if odd := sorted(shapes.keys() ^ given.keys()):
+        some = ", ".join(odd[:5])
+        raise ValueError(f"these are another model's variables, {some} on one side only: use their class and fields")
+
+    def fit(path: str, table: Array) -> Array:
+        if table.shape == shapes[path]:
+            return table
+        if not path.endswith("/grid"):
+            raise ValueError(f"{path} is {table.shape}, the model wants {shapes[path]}: only positions are resampled")
+        return jax.image.resize(table, shapes[path], "bicubic")
+
+    return unflatten_dict({path: fit(path, table) for path, table in given.items()}, sep="/")
+
+
+def _flat(variables: Any) -> dict[str, Any]:
+    return dict(flatten_dict(variables, sep="/"))

@@ -1,0 +1,49 @@
+"""Sizes of images, patches and grids, and what is said when they do not fit."""
+
+import jax.numpy as jnp
+import numpy as np
+from jax.typing import DTypeLike
+from jaxtyping import Array, Float
+
+Size = int | tuple[int, int]
+Images = Array | np.ndarray  # what a user hands in, "b H W c" if `check_image` finds it right
+
+
+def pair(size: Size) -> tuple[int, int]:
+    """(height, width) of an int or a pair."""
+    height, width = (size, size) if isinstance(size, int) else size
+    if height < 1 or width < 1:
+        raise ValueError(f"size {size} must be positive: give an int or a pair (height, width)")
+    return height, width
+
+
+def grid_size(image_size: Size, patch_size: Size) -> tuple[int, int]:
+    """How many patches fit into the image, down and across."""
+    (height, width), (p, q) = pair(image_size), pair(patch_size)
+    if height % p or width % q:
+        raise ValueError(
+            f"image size {height} x {width} is not divisible by patch size {p} x {q}: "
+            f"resize to {max(height // p, 1) * p} x {max(width // q, 1) * q}, or choose a patch size that divides it"
+        )
+    return height // p, width // q
+
+
+def check_image(
+    image: Images, image_size: Size | None = None, dtype: DTypeLike = jnp.float32
+) -> Float[Array, "b H W c"]:
+    """The batch of images in the type of the computation, or a ValueError that says what to change."""
+    if image.ndim != 4:
+        raise ValueError(
+            f"image has shape {tuple(image.shape)}, expected (batch, height, width, channels): "
+            "add the missing axis, image[None] for a single image"
+        )
+    if not jnp.issubdtype(image.dtype, jnp.floating):
+        raise ValueError(f"image has dtype {image.dtype}, expected floats: normalise it first, as in image / 255 - 0.5")
+    if image_size is not None and image.shape[1:3] != pair(image_size):
+        height, width = pair(image_size)
+        raise ValueError(
+            f"image has shape {tuple(image.shape)}, but the model was made for {height} x {width} "
+            "(batch, height, width, channels): resize the image, or make the model with another image_size "
+            "and fit its parameters with resample_positions"
+        )
+    return jnp.asarray(image, dtype)

@@ -1,0 +1,154 @@
+"""ViT (https://arxiv.org/abs/2010.11929): an image is a sequence of patches, and attention does the rest.
+
+With `num_parallel_branches` the parallel ViT (https://arxiv.org/abs/2203.09795), with `patch_merge_layer` the ViT
+with a PatchMerger (https://arxiv.org/abs/2202.12015), with `spt` and `lsa` the ViT for small data sets
+(https://arxiv.org/abs/2112.13492), which is also `SLViT`.
+"""
+
+from functools import partial
+
+import flax.linen as nn
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from smallvit.layers import (
+    MLP,
+    Attend,
+    Attention,
+    Block,
+    Classifier,
+    ClassToken,
+    Dense,
+    Images,
+    LayerNorm,
+    LSAOption,
+    PatchMerger,
+    Pool,
+    PositionEmbed,
+    Size,
+    SPTOption,
+    check_image,
+    check_pool,
+    grid_size,
+    pair,
+    patch_embed,
+)
+from smallvit.registry import register
+
+
+class ViT(Classifier, kw_only=True):
+    image_size: Size
+    patch_size: Size
+    dim: int
+    depth: int
+    heads: int
+    mlp_dim: int
+    pool: Pool = "cls"
+    dim_head: int | None = 64  # None is dim / heads
+    dropout: float = 0.0
+    emb_dropout: float = 0.0
+    drop_path: float = 0.0  # the same rate in every block
+    num_parallel_branches: int = 1
+    patch_merge_layer: int | None = None  # the patches are merged behind that many blocks; a class token goes on
+    patch_merge_num_tokens: int = 8
+    qkv_bias: bool = True
+    layer_scale: float | None = None
+    patch_norm: bool = False  # LayerNorm before and after the plain patch embedding
+    norm_eps: float = 1e-6
+    token_std: float = 0.02  # of the class token and the positions, at first
+    spt: SPTOption = False
+    spt_shift: Size | None = None
+    lsa: LSAOption = False
+
+    @nn.compact
+    def features(self, image: Images, *, train: bool = False) -> Float[Array, "b n d"]:
+        check_pool(self.pool)
+        image = check_image(image, self.image_size, self.dtype)
+        if self.patch_merge_layer is not None and not 1 <= self.patch_merge_layer <= self.depth:
+            raise ValueError(f"patch_merge_layer={self.patch_merge_layer} must be from 1 to depth={self.depth}")
+        norm = partial(LayerNorm, epsilon=self.norm_eps, dtype=self.dtype)
+        dense = partial(Dense, dtype=self.dtype)
+        block = partial(
+            Block,
+            attention=partial(
+                Attention,
+                heads=self.heads,
+                dim_head=self.dim_head,
+                qkv_bias=self.qkv_bias,
+                dropout=self.dropout,
+                dense=dense,
+                attend=partial(Attend, lsa=self.lsa),
+            ),
+            mlp=partial(MLP, self.mlp_dim, self.dropout, dense),
+            norm=norm,
+            branches=self.num_parallel_branches,
+            layer_scale=self.layer_scale,
+            drop_path=self.drop_path,
+        )
+
+        x = patch_embed(
+            self.dim,
+            self.patch_size,
+            spt=self.spt,
+            shift=self.spt_shift,
+            patch_norm=norm if self.patch_norm else None,
+            dense=dense,
+            norm=partial(LayerNorm, dtype=self.dtype),
+        )(image)
+        if self.pool == "cls":
+            x = ClassToken(self.token_std, name="cls")(x)
+        x = PositionEmbed(grid_size(self.image_size, self.patch_size), self.token_std, name="positions")(x)
+        x = nn.Dropout(self.emb_dropout, deterministic=not train, name="dropout")(x)
+        for i in range(self.depth):
+            x = block(name=f"block_{i}")(x, train=train)
+            if i + 1 == self.patch_merge_layer:
+                x = self._merge_patches(x)
+        return norm(name="norm")(x)
+
+    def _merge_patches(self, x: Float[Array, "b n d"]) -> Float[Array, "b m d"]:
+        merge = PatchMerger(self.dim, self.patch_merge_num_tokens, partial(LayerNorm, dtype=self.dtype), name="merger")
+        prefix = 1 if self.pool == "cls" else 0
+        return jnp.concatenate([x[:, :prefix], merge(x[:, prefix:])], axis=1)
+
+
+class SLViT(ViT, kw_only=True):
+    """The ViT for small data sets: Shifted Patch Tokenization and Locality Self-Attention are on."""
+
+    spt: SPTOption = True
+    lsa: LSAOption = True
+
+
+def eighth(image_size: Size) -> Size:
+    """The patch that cuts an image into 8 x 8."""
+    height, width = pair(image_size)
+    if height % 8 or width % 8:
+        raise ValueError(f"image size {height} x {width} must be divisible by 8, or give patch_size")
+    return height // 8, width // 8
+
+
+_tiny = dict(image_size=224, dim=192, depth=12, heads=3, mlp_dim=768)
+_small = dict(image_size=224, dim=384, depth=12, heads=6, mlp_dim=1536)
+_base = dict(image_size=224, dim=768, depth=12, heads=12, mlp_dim=3072)
+
+register(
+    ViT,
+    vit_tiny_patch16=dict(patch_size=16, **_tiny),
+    vit_small_patch16=dict(patch_size=16, **_small),
+    vit_base_patch16=dict(patch_size=16, **_base),
+    vit_base_patch32=dict(patch_size=32, **_base),
+    vit_small_patch16_18x2=dict(patch_size=16, num_parallel_branches=2, layer_scale=1e-5, **{**_small, "depth": 18}),
+    # The paper's model for 32 and 64 pixels.
+    vit_small_data=dict(
+        image_size=32,
+        patch_size=eighth,
+        dim=192,
+        depth=9,
+        heads=12,
+        dim_head=16,
+        mlp_dim=384,
+        drop_path=0.1,
+        qkv_bias=False,
+        norm_eps=1e-5,
+        token_std=1.0,
+    ),
+)

@@ -1,0 +1,59 @@
+"""Models by name: one dictionary, filled by the files of `models/`."""
+
+from collections.abc import Callable
+from dataclasses import fields as dataclass_fields
+from difflib import get_close_matches
+from fnmatch import fnmatch
+from typing import NamedTuple
+
+from smallvit.layers import Classifier, Size
+
+# A field's value, or a function that finds it from the image size, such as a patch of an eighth of the image.
+Field = object | Callable[[Size], object]
+
+
+class Preset(NamedTuple):
+    cls: type[Classifier]
+    fields: dict[str, Field]
+
+
+PRESETS: dict[str, Preset] = {}
+
+
+def register(cls: type[Classifier], **presets: dict[str, Field]) -> None:
+    """Gives names to configurations of a class; each says its `image_size`, the one `create_model` defaults to."""
+    for name, fields in presets.items():
+        if name in PRESETS or name.startswith("sl_"):
+            raise ValueError(f"model name {name!r} is taken, or starts with sl_, which stands for SPT and LSA")
+        PRESETS[name] = Preset(cls, fields)
+
+
+def list_models(pattern: str = "*") -> list[str]:
+    """All names that `create_model` knows and that match, as in `list_models("vit*")`."""
+    return sorted(name for base in PRESETS for name in (base, f"sl_{base}") if fnmatch(name, pattern))
+
+
+def create_model(name: str, *, num_classes: int = 1000, image_size: Size | None = None, **fields: object) -> Classifier:
+    """A model by its name; further fields of its class replace the preset's.
+
+    With `sl_` before any name, the same model has Shifted Patch Tokenization and Locality Self-Attention.
+    """
+    if name not in list_models():
+        raise ValueError(f"unknown model {name!r}{_did_you_mean(name, list_models())}: list_models() has all names")
+    cls, preset = PRESETS[name.removeprefix("sl_")]
+    known = [f.name for f in dataclass_fields(cls) if f.name not in ("parent", "name")]
+    for field in fields:
+        if field not in known:
+            raise ValueError(f"{name} has no field {field!r}{_did_you_mean(field, known)}: it has {', '.join(known)}")
+
+    add_ons = {"spt": True, "lsa": True} if name.startswith("sl_") else {}
+    given = {**preset, **add_ons, **fields, "num_classes": num_classes}
+    if image_size is not None:
+        given["image_size"] = image_size
+    size = given["image_size"]
+    return cls(**{field: value(size) if callable(value) else value for field, value in given.items()})  # type: ignore[operator]
+
+
+def _did_you_mean(word: str, words: list[str]) -> str:
+    close = get_close_matches(word, words)
+    return f", did you mean {' or '.join(map(repr, close))}?" if close else ""

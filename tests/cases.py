@@ -1,0 +1,62 @@
+"""The table of the contract suite: each architecture, and each of its ways, small enough for seconds.
+
+A newcomer adds a row. `COUNTS` has the parameters of every registered name at its own image size and 1000 classes.
+"""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import smallvit
+from smallvit.layers import Classifier
+
+
+@dataclass(frozen=True)
+class Case:
+    cls: type[Classifier]
+    fields: dict[str, Any] = field(hash=False)
+    size: tuple[int, int] = (16, 16)
+    channels: int = 3
+    random: bool = True  # something is random in training, given a rate
+
+    def make(self, **changes: Any) -> Classifier:
+        return self.cls(**{"num_classes": 7, **self.fields, **changes})
+
+
+_VIT = dict(image_size=16, patch_size=4, dim=16, depth=2, heads=2, dim_head=8, mlp_dim=24, token_std=1.0)
+_RANDOM = dict(dropout=0.2, emb_dropout=0.2, drop_path=0.3)
+
+CASES = {
+    "vit": Case(smallvit.ViT, {**_VIT, **_RANDOM}),
+    "vit_mean": Case(smallvit.ViT, {**_VIT, "pool": "mean", "dropout": 0.5, "qkv_bias": False}),
+    "vit_parallel": Case(smallvit.ViT, {**_VIT, "num_parallel_branches": 2, "layer_scale": 0.1, "drop_path": 0.3}),
+    "vit_merger": Case(smallvit.ViT, {**_VIT, "patch_merge_layer": 1, "patch_merge_num_tokens": 3, "emb_dropout": 0.3}),
+    "vit_merger_mean": Case(smallvit.ViT, {**_VIT, "patch_merge_layer": 1, "pool": "mean", "drop_path": 0.3}),
+    "vit_wide": Case(
+        smallvit.ViT, {**_VIT, **_RANDOM, "image_size": (9, 20), "patch_size": (3, 5), "patch_norm": True}, (9, 20), 1
+    ),
+    "sl_vit": Case(smallvit.SLViT, {**_VIT, **_RANDOM}),
+    "simple_vit": Case(
+        smallvit.SimpleViT,
+        dict(image_size=16, patch_size=4, dim=16, depth=2, heads=2, dim_head=8, mlp_dim=24, drop_path=0.5),
+    ),
+}
+
+COUNTS = {
+    # timm's figures.
+    "vit_tiny_patch16": 5_717_416,
+    "vit_small_patch16": 22_050_664,
+    "vit_base_patch16": 86_567_656,
+    "vit_base_patch32": 88_224_232,
+    "vit_small_patch16_18x2": 64_665_448,
+    # vit_small_patch16 without its class token (384) and its positions (197 x 384).
+    "simple_vit_small_patch16": 22_050_664 - 384 - 197 * 384,
+    # The paper's 2,692,426 for 10 classes, and 990 more rows of the head.
+    "vit_small_data": 2_692_426 + 990 * 193,
+}
+
+# The paper's model at (image size, classes): plain, with SPT and LSA.
+SMALL_DATA_COUNTS = {
+    ("vit_small_data", 32, 10): (2_692_426, 2_729_878),
+    ("vit_small_data", 32, 100): (2_709_796, 2_747_248),
+    ("vit_small_data", 64, 200): (2_756_744, 2_906_228),
+}

@@ -1,0 +1,50 @@
+"""The models against references that nobody here wrote; tests/make_fixtures.py made the files."""
+
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+from flax.traverse_util import flatten_dict, unflatten_dict
+
+from smallvit import SimpleViT, ViT
+from smallvit.convert import Table, convert, timm, vit_pytorch
+from smallvit.layers import Classifier
+
+SIZES = dict(image_size=16, patch_size=4, num_classes=5, dim=16, depth=2, heads=2, dim_head=8, mlp_dim=24)
+LUCID = {**SIZES, "qkv_bias": False, "norm_eps": 1e-5}
+
+PARITY: dict[str, tuple[Classifier, Table]] = {
+    "timm_vit": (ViT(**SIZES), timm.VIT),
+    "timm_vit_mean": (ViT(**SIZES, pool="mean"), timm.VIT),
+    "timm_vit_wide": (ViT(**{**SIZES, "image_size": (8, 24)}), timm.VIT),
+    "timm_vit_parallel": (ViT(**SIZES, num_parallel_branches=2, layer_scale=1.0), timm.VIT),
+    "vit_pytorch_small_dataset": (
+        ViT(**LUCID, spt="cardinal", spt_shift=1, lsa=True),
+        vit_pytorch.VIT_FOR_SMALL_DATASET,
+    ),
+    "vit_pytorch_patch_merger": (
+        ViT(**LUCID, pool="mean", patch_norm=True, patch_merge_layer=1, patch_merge_num_tokens=3),
+        vit_pytorch.VIT_WITH_PATCH_MERGER,
+    ),
+    "vit_pytorch_simple_vit": (SimpleViT(**LUCID, patch_norm=True), vit_pytorch.SIMPLE_VIT),
+}
+
+
+def load(name: str) -> tuple[dict[str, np.ndarray], Any, Any]:
+    with np.load(Path(__file__).parent / "fixtures" / f"{name}.npz") as file:
+        state = {key.removeprefix("state/"): file[key] for key in file if key.startswith("state/")}
+        return state, file["image"], file["output"]
+
+
+@pytest.mark.parametrize("name", PARITY)
+def test_same_output_as_the_reference(name: str):
+    model, table = PARITY[name]
+    state, image, output = load(name)
+    wanted = flatten_dict(jax.eval_shape(model.init, jax.random.key(0), image), sep="/")
+    shapes = {path: leaf.shape for path, leaf in wanted.items()}
+    arrays, left_over = convert(state, table, shapes)
+    assert left_over == []
+    assert {path: array.shape for path, array in arrays.items()} == shapes
+    np.testing.assert_allclose(jax.jit(model.apply)(unflatten_dict(arrays, sep="/"), image), output, atol=1e-5)
