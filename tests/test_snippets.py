@@ -1,0 +1,35 @@
+"""The usage snippets, run as printed, with only their imports supplied."""
+
+import contextlib
+import io
+from pathlib import Path
+
+import jax
+import numpy
+import pytest
+
+import smallvit
+
+SNIPPETS = sorted((Path(__file__).parents[1] / "docs" / "snippets").glob("*.md"))
+PRINTED = {
+    "patch_merger": ["(1, 1000)", "(4, 8, 1024)"],
+    "vit_for_small_datasets": ["(4, 1000)", "(4, 256, 1024)"],
+}
+
+
+@pytest.mark.parametrize("path", SNIPPETS, ids=lambda path: path.stem)
+@pytest.mark.filterwarnings("default")
+def test_snippet(path: Path):
+    code = path.read_text().split("```python\n")[1].split("```")[0]
+    names = {"jax": jax, "np": numpy, **{name: getattr(smallvit, name) for name in smallvit.__all__}}
+    if path.stem == "vit_for_small_datasets":
+        names["ViT"] = smallvit.SLViT  # the snippet's ViT is the one with SPT and LSA
+    printed = io.StringIO()
+    with jax.numpy_dtype_promotion("standard"), contextlib.redirect_stdout(printed):
+        exec(code, names)
+    output = names["output"][0] if isinstance(names["output"], tuple) else names["output"]
+    assert output.shape == (names["img"].shape[0], 1000)
+    assert jax.numpy.isfinite(output).all()
+    shapes = [line for line in printed.getvalue().splitlines() if line.startswith("(")]
+    assert shapes == PRINTED.get(path.stem, shapes[:1])
+    assert "Number of parameters in Flax model: " in printed.getvalue()
