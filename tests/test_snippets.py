@@ -10,7 +10,8 @@ import pytest
 
 import smallvit
 
-SNIPPETS = sorted((Path(__file__).parents[1] / "docs" / "snippets").glob("*.md"))
+ROOT = Path(__file__).parents[1]
+SNIPPETS = sorted((ROOT / "docs" / "snippets").glob("*.md"))
 PRINTED = {
     "patch_merger": ["(1, 1000)", "(4, 8, 1024)"],
     "vit_for_small_datasets": ["(4, 1000)", "(4, 256, 1024)"],
@@ -33,3 +34,13 @@ def test_snippet(path: Path):
     shapes = [line for line in printed.getvalue().splitlines() if line.startswith("(")]
     assert shapes == PRINTED.get(path.stem, shapes[:1])
     assert "Number of parameters in Flax model: " in printed.getvalue()
+
+
+def test_the_readme_runs():
+    blocks = (ROOT / "README.md").read_text().split("```python\n")[1:]
+    names: dict = {}
+    for block in blocks:
+        exec(block.split("```")[0], names)
+    assert names["logits"].shape == (4, 10)
+    assert names["tokens"].shape == (4, 65, 192)
+    assert names["large"].apply(names["variables"], jax.numpy.zeros((1, 48, 48, 3))).shape == (1, 10)
