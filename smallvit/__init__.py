@@ -1,5 +1,6 @@
 """Vision transformers that learn from small image data sets, from scratch, in JAX and Flax."""
 
+from smallvit.convert.load import load_pretrained
 from smallvit.layers import SPT, PatchMerger, resample_positions
 from smallvit.models import SimpleViT, SLViT, ViT
 from smallvit.registry import create_model, list_models
@@ -14,5 +15,6 @@ __all__ = [
     "ViT",
     "create_model",
     "list_models",
+    "load_pretrained",
     "resample_positions",
 ]

@@ -1,27 +1,26 @@
 """Models by name: one dictionary, filled by the files of `models/`."""
 
-from collections.abc import Callable
 from dataclasses import fields as dataclass_fields
 from difflib import get_close_matches
 from fnmatch import fnmatch
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from smallvit.layers import Classifier, Size
-
-# A field's value, or a function that finds it from the image size, such as a patch of an eighth of the image.
-Field = object | Callable[[Size], object]
 
 
 class Preset(NamedTuple):
     cls: type[Classifier]
-    fields: dict[str, Field]
+    fields: dict[str, Any]
 
 
 PRESETS: dict[str, Preset] = {}
 
 
-def register(cls: type[Classifier], **presets: dict[str, Field]) -> None:
-    """Gives names to configurations of a class; each says its `image_size`, the one `create_model` defaults to."""
+def register(cls: type[Classifier], **presets: dict[str, Any]) -> None:
+    """Gives names to configurations of a class; each says its `image_size`, the one `create_model` defaults to.
+
+    A field may be a function that finds its value from the image size, such as a patch of an eighth of the image.
+    """
     for name, fields in presets.items():
         if name in PRESETS or name.startswith("sl_"):
             raise ValueError(f"model name {name!r} is taken, or starts with sl_, which stands for SPT and LSA")
@@ -33,25 +32,31 @@ def list_models(pattern: str = "*") -> list[str]:
     return sorted(name for base in PRESETS for name in (base, f"sl_{base}") if fnmatch(name, pattern))
 
 
-def create_model(name: str, *, num_classes: int = 1000, image_size: Size | None = None, **fields: object) -> Classifier:
+def create_model(name: str, *, num_classes: int = 1000, image_size: Size | None = None, **fields: Any) -> Classifier:
     """A model by its name; further fields of its class replace the preset's.
 
     With `sl_` before any name, the same model has Shifted Patch Tokenization and Locality Self-Attention.
     """
-    if name not in list_models():
-        raise ValueError(f"unknown model {name!r}{_did_you_mean(name, list_models())}: list_models() has all names")
-    cls, preset = PRESETS[name.removeprefix("sl_")]
+    cls, defaults = preset(name)
     known = [f.name for f in dataclass_fields(cls) if f.name not in ("parent", "name")]
     for field in fields:
         if field not in known:
             raise ValueError(f"{name} has no field {field!r}{_did_you_mean(field, known)}: it has {', '.join(known)}")
 
     add_ons = {"spt": True, "lsa": True} if name.startswith("sl_") else {}
-    given = {**preset, **add_ons, **fields, "num_classes": num_classes}
+    given: dict[str, Any] = {**defaults, **add_ons, **fields, "num_classes": num_classes}
     if image_size is not None:
         given["image_size"] = image_size
     size = given["image_size"]
-    return cls(**{field: value(size) if callable(value) else value for field, value in given.items()})  # type: ignore[operator]
+    given = {field: value(size) if callable(value) else value for field, value in given.items()}
+    return cls(**given)
+
+
+def preset(name: str) -> Preset:
+    """The class and the fields behind a name."""
+    if name not in list_models():
+        raise ValueError(f"unknown model {name!r}{_did_you_mean(name, list_models())}: list_models() has all names")
+    return PRESETS[name.removeprefix("sl_")]
 
 
 def _did_you_mean(word: str, words: list[str]) -> str:

@@ -8,6 +8,7 @@ from typing import Any
 
 import smallvit
 from smallvit.layers import Classifier
+from smallvit.models import KerasViT
 
 
 @dataclass(frozen=True)
@@ -39,6 +40,21 @@ CASES = {
         smallvit.SimpleViT,
         dict(image_size=16, patch_size=4, dim=16, depth=2, heads=2, dim_head=8, mlp_dim=24, drop_path=0.5),
     ),
+    "keras_vit": Case(
+        KerasViT,
+        dict(
+            image_size=12,
+            patch_size=4,
+            dim=8,
+            depth=2,
+            heads=2,
+            dim_head=6,
+            mlp_dim=16,
+            head_dims=(24, 12),
+            dropout=0.1,
+        ),
+        (12, 12),
+    ),
 }
 
 COUNTS = {
@@ -50,13 +66,16 @@ COUNTS = {
     "vit_small_patch16_18x2": 64_665_448,
     # vit_small_patch16 without its class token (384) and its positions (197 x 384).
     "simple_vit_small_patch16": 22_050_664 - 384 - 197 * 384,
+    # Keras' 21,759,012 for 100 classes, and 900 more columns of the head.
+    "keras_vit_small_ds": 21_759_012 + 900 * 1025,
     # The paper's 2,692,426 for 10 classes, and 990 more rows of the head.
     "vit_small_data": 2_692_426 + 990 * 193,
 }
 
-# The paper's model at (image size, classes): plain, with SPT and LSA.
+# At an image size and a number of classes: plain, with SPT and LSA.
 SMALL_DATA_COUNTS = {
     ("vit_small_data", 32, 10): (2_692_426, 2_729_878),
     ("vit_small_data", 32, 100): (2_709_796, 2_747_248),
     ("vit_small_data", 64, 200): (2_756_744, 2_906_228),
+    ("keras_vit_small_ds", 72, 100): (21_759_012, 21_787_748),
 }

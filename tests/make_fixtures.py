@@ -7,6 +7,7 @@ norms and biases too, so that no entry can be dropped or swapped unseen.
 """
 
 from pathlib import Path
+from zlib import crc32
 
 import numpy as np
 import torch
@@ -14,7 +15,7 @@ import torch
 import benchmarks.torch_peers  # noqa: F401, first: it makes the next imports work
 
 from timm.models.vision_transformer import ParallelThingsBlock, VisionTransformer  # isort: skip
-from vit_pytorch import vit_for_small_dataset, vit_with_patch_merger  # isort: skip
+from vit_pytorch import vit, vit_for_small_dataset, vit_with_patch_merger  # isort: skip
 from vit_pytorch.simple_vit import SimpleViT  # isort: skip
 
 FOLDER = Path(__file__).parent / "fixtures"
@@ -28,6 +29,8 @@ def references() -> dict[str, torch.nn.Module]:
         "timm_vit_mean": VisionTransformer(**TIMM, class_token=False, global_pool="avg", fc_norm=False),
         "timm_vit_wide": VisionTransformer(**{**TIMM, "img_size": (8, 24)}),
         "timm_vit_parallel": VisionTransformer(**TIMM, block_fn=ParallelThingsBlock, init_values=0.1),
+        "vit_pytorch_vit": vit.ViT(**SIZES),
+        "vit_pytorch_vit_mean": vit.ViT(**SIZES, pool="mean"),
         "vit_pytorch_small_dataset": vit_for_small_dataset.ViT(**SIZES),
         "vit_pytorch_patch_merger": vit_with_patch_merger.ViT(**SIZES, patch_merge_layer=1, patch_merge_num_tokens=3),
         "vit_pytorch_simple_vit": SimpleViT(**SIZES),
@@ -38,14 +41,14 @@ def randomise(model: torch.nn.Module, generator: torch.Generator) -> None:
     for name, p in model.named_parameters():
         drawn = torch.randn(p.shape, generator=generator)
         centre = 1.0 if p.ndim == 1 and name.endswith("weight") else 0.0
-        scale = 1.0 / p[0].numel() ** 0.5 if p.ndim > 1 else 0.3
+        scale = (p.shape[0] / max(p.numel(), 1)) ** 0.5 if p.ndim > 1 else 0.3
         p.data = centre + scale * drawn
 
 
 def main() -> None:
     FOLDER.mkdir(exist_ok=True)
-    for seed, (name, model) in enumerate(references().items()):
-        generator = torch.Generator().manual_seed(seed)
+    for name, model in references().items():
+        generator = torch.Generator().manual_seed(crc32(name.encode()))
         randomise(model, generator)
         size = (8, 24) if name.endswith("wide") else (16, 16)
         image = torch.randn(2, 3, *size, generator=generator)

@@ -7,8 +7,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from flax.traverse_util import flatten_dict
 
+from smallvit.paths import by_path
 from smallvit.registry import PRESETS
 from tests.cases import CASES, Case
 
@@ -102,7 +102,7 @@ def test_images_of_a_batch_are_independent(it: Subject):
 def test_every_parameter_gets_a_gradient(it: Subject):
     # Several keys: stochastic depth may leave a branch out for the whole batch.
     keys = jax.random.split(jax.random.key(5), 4)
-    gradients = [flatten_dict(it.gradient(it.variables, it.images, key), sep="/") for key in keys]
+    gradients = [by_path(it.gradient(it.variables, it.images, key)) for key in keys]
     for path in gradients[0]:
         assert all(jnp.isfinite(gradient[path]).all() for gradient in gradients), path
         assert any(jnp.abs(gradient[path]).max() > 0 for gradient in gradients), path
@@ -124,7 +124,7 @@ def test_bfloat16_reaches_every_layer(it: Subject):
     )
     outputs = {
         path: leaf
-        for path, (leaf, *_) in flatten_dict(state["intermediates"], sep="/").items()
+        for path, (leaf, *_) in by_path(state["intermediates"]).items()
         if path.endswith("__call__") and hasattr(leaf, "dtype")
     }
     assert len(outputs) > 10
@@ -142,7 +142,7 @@ def test_features_and_pooled_features(it: Subject):
     headless = it.model.clone(num_classes=0)
     variables = {**it.variables, "params": {k: v for k, v in it.variables["params"].items() if k != "head"}}
     pooled = jax.jit(headless.apply)(variables, it.images)
-    assert pooled.shape == (BATCH, tokens.shape[-1])
+    assert pooled.ndim == 2
     head = it.variables["params"]["head"]
     out = pooled @ head["kernel"] + head["bias"][None]
     np.testing.assert_allclose(out, it.evaluate(it.variables, it.images), atol=1e-5)
@@ -151,7 +151,7 @@ def test_features_and_pooled_features(it: Subject):
 def test_attention_maps_come_out_when_asked_for(it: Subject):
     out, state = jax.jit(lambda v, x: it.model.apply(v, x, mutable="intermediates"))(it.variables, it.images)
     np.testing.assert_allclose(out, it.evaluate(it.variables, it.images), atol=1e-5)
-    maps = {k: v for k, (v,) in flatten_dict(state["intermediates"], sep="/").items() if k.endswith("/attention")}
+    maps = {k: v for k, (v,) in by_path(state["intermediates"]).items() if k.endswith("/attention")}
     assert maps
     for path, weights in maps.items():
         np.testing.assert_allclose(weights.sum(-1), 1, atol=1e-5, err_msg=path)
@@ -161,5 +161,6 @@ def test_attention_maps_come_out_when_asked_for(it: Subject):
 
 
 def test_a_wrong_rank_is_named(it: Subject):
-    with pytest.raises(ValueError, match=r"shape \(3, 16, 16\)|shape \(3, 9, 20\)"):
+    height, width = it.case.size
+    with pytest.raises(ValueError, match=rf"shape \({BATCH}, {height}, {width}\), expected \(batch, height"):
         it.model.apply(it.variables, it.images[..., 0])

@@ -6,11 +6,11 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
-from flax.traverse_util import flatten_dict, unflatten_dict
 
 from smallvit import SimpleViT, ViT
 from smallvit.convert import Table, convert, timm, vit_pytorch
 from smallvit.layers import Classifier
+from smallvit.paths import by_path, nested
 
 SIZES = dict(image_size=16, patch_size=4, num_classes=5, dim=16, depth=2, heads=2, dim_head=8, mlp_dim=24)
 LUCID = {**SIZES, "qkv_bias": False, "norm_eps": 1e-5}
@@ -20,6 +20,8 @@ PARITY: dict[str, tuple[Classifier, Table]] = {
     "timm_vit_mean": (ViT(**SIZES, pool="mean"), timm.VIT),
     "timm_vit_wide": (ViT(**{**SIZES, "image_size": (8, 24)}), timm.VIT),
     "timm_vit_parallel": (ViT(**SIZES, num_parallel_branches=2, layer_scale=1.0), timm.VIT),
+    "vit_pytorch_vit": (ViT(**LUCID, patch_norm=True), vit_pytorch.VIT),
+    "vit_pytorch_vit_mean": (ViT(**LUCID, patch_norm=True, pool="mean"), vit_pytorch.VIT),
     "vit_pytorch_small_dataset": (
         ViT(**LUCID, spt="cardinal", spt_shift=1, lsa=True),
         vit_pytorch.VIT_FOR_SMALL_DATASET,
@@ -42,9 +44,9 @@ def load(name: str) -> tuple[dict[str, np.ndarray], Any, Any]:
 def test_same_output_as_the_reference(name: str):
     model, table = PARITY[name]
     state, image, output = load(name)
-    wanted = flatten_dict(jax.eval_shape(model.init, jax.random.key(0), image), sep="/")
+    wanted = by_path(jax.eval_shape(model.init, jax.random.key(0), image))
     shapes = {path: leaf.shape for path, leaf in wanted.items()}
     arrays, left_over = convert(state, table, shapes)
     assert left_over == []
     assert {path: array.shape for path, array in arrays.items()} == shapes
-    np.testing.assert_allclose(jax.jit(model.apply)(unflatten_dict(arrays, sep="/"), image), output, atol=1e-5)
+    np.testing.assert_allclose(jax.jit(model.apply)(nested(arrays), image), output, atol=1e-5)

@@ -32,6 +32,15 @@ _NORMED_PATCHES: Table = {
     "to_patch_embedding.3": ("patches/token_norm", norm),
 }
 
+VIT: Table = {
+    **_BLOCKS,
+    **_NORMED_PATCHES,
+    "cls_token": ("cls/token", same),
+    "pos_embedding": ("positions", positions),
+    "transformer.norm": ("norm", norm),
+    "mlp_head": ("head", dense),
+}
+
 VIT_FOR_SMALL_DATASET: Table = {
     **_BLOCKS,
     "to_patch_embedding.to_patch_tokens.1": ("patches/norm", norm),

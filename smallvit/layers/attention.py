@@ -49,6 +49,7 @@ class Attend(nn.Module):
 
     dropout: float = 0.0
     lsa: LSAOption = False
+    shared_temperature: bool = False  # one for all heads, as Keras' example has it
     scale: float | None = None  # None is d ** -0.5
     bias: Factory | None = None
     pre: Factory | None = None
@@ -69,7 +70,8 @@ class Attend(nn.Module):
         learned, masked = lsa_parts(self.lsa)
         scale = d**-0.5 if self.scale is None else self.scale
         if learned:
-            temperature = self.param("temperature", nn.initializers.constant(scale), (heads,))
+            shape = (1,) if self.shared_temperature else (heads,)
+            temperature = self.param("temperature", nn.initializers.constant(scale), shape)
             q = q * align(temperature[:, None, None], q).astype(q.dtype)
         else:
             q = q * scale
@@ -150,7 +152,8 @@ class Attention(nn.Module):
     heads: int
     dim_head: int | None = None  # None shares the token's dimension out among the heads
     qkv_bias: bool = False
-    dropout: float = 0.0
+    dropout: float = 0.0  # on the map
+    out_dropout: float | None = None  # on the output; None is as on the map
     dense: Factory = Dense
     attend: Factory = Attend
 
@@ -174,7 +177,8 @@ class Attention(nn.Module):
         attend = self.attend(dropout=self.dropout, name="attend")
         x = attend(q, k, v, same_tokens=context is None, allowed=allowed, train=train)
         x = self.dense(dim, name="out")(rearrange(x, "... h n d -> ... n (h d)"))
-        return nn.Dropout(self.dropout, deterministic=not train, name="dropout")(x)
+        rate = self.dropout if self.out_dropout is None else self.out_dropout
+        return nn.Dropout(rate, deterministic=not train, name="dropout")(x)
 
 
 class HeadMix(nn.Module):

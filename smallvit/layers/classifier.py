@@ -23,9 +23,13 @@ class Classifier(nn.Module, kw_only=True):
         self.head = Dense(self.num_classes, dtype=self.dtype) if self.num_classes else None
 
     def __call__(self, image: Images, *, train: bool = False) -> Float[Array, "b k"]:
-        x = pool_tokens(self.features(image, train=train), self.pool)
+        x = self.pooled(self.features(image, train=train), train=train)
         return x if self.head is None else self.head(x)
 
     def features(self, image: Images, *, train: bool = False) -> Float[Array, "b n d"]:
         """The normalised tokens before the head, a class token first if there is one."""
         raise NotImplementedError
+
+    def pooled(self, tokens: Float[Array, "b n d"], *, train: bool = False) -> Float[Array, "b k"]:
+        """One vector an image, which the head reads."""
+        return pool_tokens(tokens, self.pool)

@@ -1,13 +1,12 @@
 """Where a token stands: learned positions, fixed sines and cosines, and how both follow another image size."""
 
-from typing import Any
-
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
-from flax.traverse_util import flatten_dict, unflatten_dict
 from jaxtyping import Array, Float
+
+from smallvit.paths import by_path, nested
 
 
 class PositionEmbed(nn.Module):
@@ -59,8 +58,8 @@ def resample_positions(variables: dict, model: nn.Module, image: Array | jax.Sha
     model = ViT(image_size=64, ...); variables = resample_positions(variables_at_32, model, images_at_64)
     """
     wanted = jax.eval_shape(model.init, jax.random.key(0), jax.ShapeDtypeStruct(image.shape, image.dtype))
-    shapes = {path: leaf.shape for path, leaf in _flat(wanted).items()}
-    given = _flat(variables)
+    shapes = {path: leaf.shape for path, leaf in by_path(wanted).items()}
+    given = by_path(variables)
     if odd := sorted(shapes.keys() ^ given.keys()):
         some = ", ".join(odd[:5])
         raise ValueError(f"these are another model's variables, {some} on one side only: use their class and fields")
@@ -72,8 +71,4 @@ def resample_positions(variables: dict, model: nn.Module, image: Array | jax.Sha
             raise ValueError(f"{path} is {table.shape}, the model wants {shapes[path]}: only positions are resampled")
         return jax.image.resize(table, shapes[path], "bicubic")
 
-    return unflatten_dict({path: fit(path, table) for path, table in given.items()}, sep="/")
-
-
-def _flat(variables: Any) -> dict[str, Any]:
-    return dict(flatten_dict(variables, sep="/"))
+    return nested({path: fit(path, table) for path, table in given.items()})

@@ -1,0 +1,69 @@
+"""The `smallvit` command: parse, call, print."""
+
+import sys
+from typing import Annotated
+
+import tyro
+from rich.console import Console
+from rich.table import Table
+
+
+def models(
+    pattern: Annotated[str, tyro.conf.Positional] = "*",
+    /,
+    image_size: int | None = None,
+    num_classes: int = 1000,
+) -> None:
+    """List the models: name, paper, parameters, multiply-adds, and whether SPT and LSA apply.
+
+    Args:
+        pattern: Which names, as in "vit*".
+        image_size: Count at this size instead of each model's own.
+        num_classes: Classes of the head that is counted.
+    """
+    from smallvit.count import describe  # here, so that --help need not wait for jax
+    from smallvit.registry import list_models
+
+    names = [name for name in list_models(pattern) if pattern.startswith("sl_") or not name.startswith("sl_")]
+    if not names:
+        raise ValueError(f"no model matches {pattern!r}: `smallvit models` lists them all")
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    table.add_column("name", no_wrap=True)
+    table.add_column("paper", no_wrap=True)
+    for title in ("image", "parameters", "multiply-adds"):
+        table.add_column(title, justify="right", no_wrap=True)
+    table.add_column("SPT")
+    table.add_column("LSA")
+    console = Console() if sys.stdout.isatty() else Console(width=160)
+    with console.status("counting") as status:
+        for name in names:
+            status.update(f"counting {name}")
+            row = describe(name, image_size=image_size, num_classes=num_classes)
+            table.add_row(
+                name,
+                f"[link={row.paper}]{row.paper.removeprefix('https://').replace('arxiv.org/abs/', 'arXiv ')}[/link]",
+                "x".join(map(str, row.image_size)),
+                f"{row.parameters:,}",
+                f"{row.multiply_adds / 1e6:,.0f} M",
+                "yes" if row.spt else "no",
+                "yes" if row.lsa else "no",
+            )
+    console.print(table)
+    if not pattern.startswith("sl_"):
+        console.print("Put sl_ before any name to have it with SPT and LSA on.", style="dim")
+
+
+def main() -> None:
+    try:
+        tyro.extras.subcommand_cli_from_dict(
+            {"models": models},
+            prog="smallvit",
+            description="Vision transformers that learn from small image data sets.",
+        )
+    except ValueError as error:
+        print(f"smallvit: {error}", file=sys.stderr)
+        sys.exit(2)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,129 @@
+"""load_pretrained: files of every kind, and what does not fit."""
+
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+from smallvit import ViT, load_pretrained
+from smallvit.models import KerasViT
+from smallvit.paths import by_path
+from tests.test_parity import PARITY, SIZES, load
+
+FIXTURES = Path(__file__).parent / "fixtures"
+KERAS = dict(
+    image_size=12, patch_size=4, num_classes=3, dim=8, depth=2, heads=2, dim_head=5, mlp_dim=16, head_dims=(16, 12)
+)
+
+
+@pytest.fixture
+def timm_state() -> dict[str, np.ndarray]:
+    return load("timm_vit")[0]
+
+
+@pytest.mark.parametrize("name", PARITY)
+def test_every_zoo_is_recognised(name: str, tmp_path: Path):
+    state, image, output = load(name)
+    save_file(state, tmp_path / "model.safetensors")
+    model = PARITY[name][0]
+    variables = load_pretrained(model, tmp_path / "model.safetensors")
+    np.testing.assert_allclose(jax.jit(model.apply)(variables, image), output, atol=1e-5)
+
+
+@pytest.mark.parametrize("name, spt, lsa", [("keras_vit", False, False), ("keras_sl_vit", True, True)])
+def test_weights_of_the_keras_example(name: str, spt: bool, lsa: bool):
+    model = KerasViT(**KERAS, spt=spt, lsa=lsa)
+    variables = load_pretrained(model, FIXTURES / f"{name}.weights.h5")
+    _, image, output = load(name)
+    np.testing.assert_allclose(jax.jit(model.apply)(variables, image), output, atol=1e-5)
+
+
+def test_npz_and_our_own_paths(timm_state, tmp_path: Path):
+    np.savez(tmp_path / "theirs.npz", **timm_state)
+    variables = load_pretrained(ViT(**SIZES), tmp_path / "theirs.npz")
+    save_file({k: np.asarray(v) for k, v in by_path(variables).items()}, tmp_path / "ours.safetensors")
+    again = load_pretrained(ViT(**SIZES), tmp_path / "ours.safetensors")
+    jax.tree.map(np.testing.assert_array_equal, again, variables)
+
+
+def test_a_head_for_other_classes_starts_afresh(timm_state, tmp_path: Path):
+    np.savez(tmp_path / "m.npz", **timm_state)
+    model = ViT(**{**SIZES, "num_classes": 9})
+    with pytest.warns(UserWarning, match="another head: params/head/bias, params/head/kernel start afresh"):
+        variables = load_pretrained(model, tmp_path / "m.npz")
+    assert variables["params"]["head"]["kernel"].shape == (16, 9)
+    np.testing.assert_array_equal(variables["params"]["norm"]["scale"], timm_state["norm.weight"])
+
+
+def test_positions_are_resampled(timm_state, tmp_path: Path):
+    np.savez(tmp_path / "m.npz", **timm_state)
+    model = ViT(**{**SIZES, "image_size": (24, 32)})
+    variables = load_pretrained(model, tmp_path / "m.npz")
+    assert variables["params"]["positions"]["grid"].shape == (6, 8, 16)
+    assert jax.jit(model.apply)(variables, np.zeros((1, 24, 32, 3), np.float32)).shape == (1, 5)
+
+
+def test_what_does_not_fit_is_listed(timm_state, tmp_path: Path):
+    del timm_state["norm.bias"]
+    timm_state["extra.weight"] = np.zeros(3, np.float32)
+    timm_state["blocks.0.mlp.fc1.bias"] = np.zeros(7, np.float32)
+    np.savez(tmp_path / "m.npz", **timm_state)
+    with pytest.raises(ValueError) as error:
+        load_pretrained(ViT(**SIZES), tmp_path / "m.npz")
+    for part in (
+        "missing: params/norm/bias;",
+        "left over: extra.weight;",
+        "params/block_0/mlp/in/bias (7,) instead of (24,)",
+    ):
+        assert part in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "source, message",
+    [
+        ("nowhere.safetensors", "nowhere.safetensors does not exist"),
+        (__file__, "ends in '.py': give a .safetensors"),
+    ],
+)
+def test_wrong_sources(source: str, message: str):
+    with pytest.raises(ValueError, match=message):
+        load_pretrained(ViT(**SIZES), source)
+
+
+@pytest.mark.parametrize(
+    "source, package", [("timm:vit_tiny", "huggingface_hub"), ("hf:a/b", "huggingface_hub"), ("m.pth", "torch")]
+)
+def test_a_missing_package_is_named(source: str, package: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setitem(__import__("sys").modules, package, None)
+    monkeypatch.chdir(tmp_path)
+    Path("m.pth").touch()
+    with pytest.raises(ValueError, match=f"{package} is needed .* pip install {package}"):
+        load_pretrained(ViT(**SIZES), source)
+
+
+class NoNetwork:
+    @staticmethod
+    def hf_hub_download(repository: str, name: str) -> str:
+        raise OSError(f"no route to {repository}\nmore")
+
+
+def test_a_missing_network_is_one_line(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setitem(__import__("sys").modules, "huggingface_hub", NoNetwork)
+    with pytest.raises(ValueError, match=r"^cannot fetch timm/vit_x from the hub \(no route to timm/vit_x\): check"):
+        load_pretrained(ViT(**SIZES), "timm:vit_x")
+
+
+def test_a_hub_file_is_loaded(timm_state, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    save_file(timm_state, tmp_path / "model.safetensors")
+
+    class Hub:
+        @staticmethod
+        def hf_hub_download(repository: str, name: str) -> str:
+            assert repository == "timm/vit_x"
+            return str(tmp_path / name)
+
+    monkeypatch.setitem(__import__("sys").modules, "huggingface_hub", Hub)
+    variables = load_pretrained(ViT(**SIZES), "timm:vit_x")
+    np.testing.assert_array_equal(variables["params"]["norm"]["scale"], timm_state["norm.weight"])
