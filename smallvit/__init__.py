@@ -1,7 +1,7 @@
 """Vision transformers that learn from small image data sets, from scratch, in JAX and Flax."""
 
 from smallvit.layers import SPT, PatchMerger, resample_positions
-from smallvit.models import SimpleViT, SLViT, ViT
+from smallvit.models import SimpleViT, SLViT, Swin, ViT
 from smallvit.registry import create_model, list_models
 
 __version__ = "0.1.0"
@@ -11,6 +11,7 @@ __all__ = [
     "PatchMerger",
     "SLViT",
     "SimpleViT",
+    "Swin",
     "ViT",
     "create_model",
     "list_models",

@@ -24,6 +24,7 @@ class Case:
 
 _VIT = dict(image_size=16, patch_size=4, dim=16, depth=2, heads=2, dim_head=8, mlp_dim=24, token_std=1.0)
 _RANDOM = dict(dropout=0.2, emb_dropout=0.2, drop_path=0.3)
+_SWIN = dict(image_size=16, patch_size=2, dim=8, depth=(2, 1), heads=(2, 4), window_size=4, mlp_ratio=2.0)
 
 CASES = {
     "vit": Case(smallvit.ViT, {**_VIT, **_RANDOM}),
@@ -39,6 +40,14 @@ CASES = {
         smallvit.SimpleViT,
         dict(image_size=16, patch_size=4, dim=16, depth=2, heads=2, dim_head=8, mlp_dim=24, drop_path=0.5),
     ),
+    "swin": Case(smallvit.Swin, {**_SWIN, "dropout": 0.2, "emb_dropout": 0.2, "drop_path": 0.3}),
+    # Windows that do not fit, an odd grid to merge, absolute positions.
+    "swin_wide": Case(
+        smallvit.Swin,
+        {**_SWIN, "image_size": (12, 20), "patch_size": (4, 2), "positions": True, "window_size": 4, "drop_path": 0.5},
+        (12, 20),
+        1,
+    ),
 }
 
 COUNTS = {
@@ -50,6 +59,12 @@ COUNTS = {
     "vit_small_patch16_18x2": 64_665_448,
     # vit_small_patch16 without its class token (384) and its positions (197 x 384).
     "simple_vit_small_patch16": 22_050_664 - 384 - 197 * 384,
+    # timm's figures.
+    "swin_tiny": 28_288_354,
+    "swin_small": 49_606_258,
+    "swin_base": 87_768_224,
+    # The paper's 7,073,188 for 10 classes, and 990 more rows of the head.
+    "swin_small_data": 7_073_188 + 990 * 385,
     # The paper's 2,692,426 for 10 classes, and 990 more rows of the head.
     "vit_small_data": 2_692_426 + 990 * 193,
 }
@@ -59,4 +74,7 @@ SMALL_DATA_COUNTS = {
     ("vit_small_data", 32, 10): (2_692_426, 2_729_878),
     ("vit_small_data", 32, 100): (2_709_796, 2_747_248),
     ("vit_small_data", 64, 200): (2_756_744, 2_906_228),
+    ("swin_small_data", 32, 10): (7_073_188, 8_562_166),
+    ("swin_small_data", 32, 100): (7_107_838, 8_596_816),
+    ("swin_small_data", 64, 200): (7_149_794, 8_652_956),
 }
