@@ -2,7 +2,12 @@
 
 from smallvit.convert.load import load_pretrained
 from smallvit.layers import SPT, PatchMerger, resample_positions
-from smallvit.models import SimpleViT, SLViT, ViT
+from smallvit.models import (
+    SimpleViT,
+    SLViT,
+    Swin,
+    ViT,
+)
 from smallvit.registry import create_model, list_models
 
 __version__ = "0.1.0"
@@ -12,6 +17,7 @@ __all__ = [
     "PatchMerger",
     "SLViT",
     "SimpleViT",
+    "Swin",
     "ViT",
     "create_model",
     "list_models",

@@ -25,6 +25,7 @@ class Case:
 
 _VIT = dict(image_size=16, patch_size=4, dim=16, depth=2, heads=2, dim_head=8, mlp_dim=24, token_std=1.0)
 _RANDOM = dict(dropout=0.2, emb_dropout=0.2, drop_path=0.3)
+_SWIN = dict(image_size=16, patch_size=2, dim=8, depth=(2, 1), heads=(2, 4), window_size=4, mlp_ratio=2.0)
 
 CASES = {
     "vit": Case(smallvit.ViT, {**_VIT, **_RANDOM}),
@@ -55,6 +56,14 @@ CASES = {
         ),
         (12, 12),
     ),
+    "swin": Case(smallvit.Swin, {**_SWIN, "dropout": 0.2, "emb_dropout": 0.2, "drop_path": 0.3}),
+    # Windows that do not fit, an odd grid to merge, absolute positions.
+    "swin_wide": Case(
+        smallvit.Swin,
+        {**_SWIN, "image_size": (12, 20), "patch_size": (4, 2), "positions": True, "window_size": 4, "drop_path": 0.5},
+        (12, 20),
+        1,
+    ),
 }
 
 COUNTS = {
@@ -68,6 +77,12 @@ COUNTS = {
     "simple_vit_small_patch16": 22_050_664 - 384 - 197 * 384,
     # Keras' 21,759,012 for 100 classes, and 900 more columns of the head.
     "keras_vit_small_ds": 21_759_012 + 900 * 1025,
+    # timm's figures.
+    "swin_tiny": 28_288_354,
+    "swin_small": 49_606_258,
+    "swin_base": 87_768_224,
+    # The paper's 7,073,188 for 10 classes, and 990 more rows of the head.
+    "swin_small_data": 7_073_188 + 990 * 385,
     # The paper's 2,692,426 for 10 classes, and 990 more rows of the head.
     "vit_small_data": 2_692_426 + 990 * 193,
 }
@@ -78,4 +93,7 @@ SMALL_DATA_COUNTS = {
     ("vit_small_data", 32, 100): (2_709_796, 2_747_248),
     ("vit_small_data", 64, 200): (2_756_744, 2_906_228),
     ("keras_vit_small_ds", 72, 100): (21_759_012, 21_787_748),
+    ("swin_small_data", 32, 10): (7_073_188, 8_562_166),
+    ("swin_small_data", 32, 100): (7_107_838, 8_596_816),
+    ("swin_small_data", 64, 200): (7_149_794, 8_652_956),
 }

@@ -14,12 +14,16 @@ import torch
 
 import benchmarks.torch_peers  # noqa: F401, first: it makes the next imports work
 
+from timm.models.swin_transformer import SwinTransformer  # isort: skip
 from timm.models.vision_transformer import ParallelThingsBlock, VisionTransformer  # isort: skip
 from vit_pytorch import vit, vit_for_small_dataset, vit_with_patch_merger  # isort: skip
 from vit_pytorch.simple_vit import SimpleViT  # isort: skip
 
 FOLDER = Path(__file__).parent / "fixtures"
 SIZES = dict(image_size=16, patch_size=4, num_classes=5, dim=16, depth=2, heads=2, dim_head=8, mlp_dim=24)
+SWIN = dict(
+    img_size=16, patch_size=2, num_classes=5, embed_dim=8, depths=(2, 2), num_heads=(2, 4), window_size=4, mlp_ratio=2
+)
 TIMM = dict(img_size=16, patch_size=4, num_classes=5, embed_dim=16, depth=2, num_heads=2, mlp_ratio=1.5)
 
 
@@ -34,6 +38,8 @@ def references() -> dict[str, torch.nn.Module]:
         "vit_pytorch_small_dataset": vit_for_small_dataset.ViT(**SIZES),
         "vit_pytorch_patch_merger": vit_with_patch_merger.ViT(**SIZES, patch_merge_layer=1, patch_merge_num_tokens=3),
         "vit_pytorch_simple_vit": SimpleViT(**SIZES),
+        "timm_swin": SwinTransformer(**SWIN),
+        "timm_swin_wide": SwinTransformer(**{**SWIN, "img_size": (8, 24), "window_size": (4, 6)}),
     }
 
 

@@ -39,6 +39,12 @@ def test_the_halves_of_the_small_data_vit():
     assert count(create_model("vit_small_data", lsa="mask", **sizes), 32) == 2_692_426
 
 
+def test_the_halves_of_the_small_data_swin():
+    sizes = dict(num_classes=10, image_size=32)
+    assert count(create_model("swin_small_data", spt=True, **sizes), 32) == 8_562_076
+    assert count(create_model("swin_small_data", lsa=True, **sizes), 32) == 7_073_188 + 90
+
+
 def test_snippet_sizes():
     sizes = dict(image_size=256, patch_size=32, num_classes=1000, dim=1024, depth=6, heads=16, mlp_dim=2048)
     assert count(ViT(**sizes), 256) == 54_640_616  # timm

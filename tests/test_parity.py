@@ -7,13 +7,14 @@ import jax
 import numpy as np
 import pytest
 
-from smallvit import SimpleViT, ViT
+from smallvit import SimpleViT, Swin, ViT
 from smallvit.convert import Table, convert, timm, vit_pytorch
 from smallvit.layers import Classifier
 from smallvit.paths import by_path, nested
 
 SIZES = dict(image_size=16, patch_size=4, num_classes=5, dim=16, depth=2, heads=2, dim_head=8, mlp_dim=24)
 LUCID = {**SIZES, "qkv_bias": False, "norm_eps": 1e-5}
+SWIN = dict(image_size=16, patch_size=2, num_classes=5, dim=8, depth=(2, 2), heads=(2, 4), window_size=4, mlp_ratio=2.0)
 
 PARITY: dict[str, tuple[Classifier, Table]] = {
     "timm_vit": (ViT(**SIZES), timm.VIT),
@@ -31,6 +32,8 @@ PARITY: dict[str, tuple[Classifier, Table]] = {
         vit_pytorch.VIT_WITH_PATCH_MERGER,
     ),
     "vit_pytorch_simple_vit": (SimpleViT(**LUCID, patch_norm=True), vit_pytorch.SIMPLE_VIT),
+    "timm_swin": (Swin(**SWIN), timm.SWIN),
+    "timm_swin_wide": (Swin(**{**SWIN, "image_size": (8, 24), "window_size": (4, 6)}), timm.SWIN),
 }
 
 

@@ -75,6 +75,10 @@ def patch_conv(leaf: str, array: np.ndarray, path: str, shapes: Shapes) -> dict[
     return {"kernel": array.transpose(2, 3, 1, 0).reshape(-1, array.shape[0])}
 
 
+def conv(leaf: str, array: np.ndarray, path: str, shapes: Shapes) -> dict[str, np.ndarray]:
+    return {"kernel": array.transpose(2, 3, 1, 0)} if leaf == "weight" else {"bias": array}
+
+
 def same(leaf: str, array: np.ndarray, path: str, shapes: Shapes) -> dict[str, np.ndarray]:
     """Taken over with its leading axes of length 1 dropped, as far as our shape asks for it."""
     if not array.size:

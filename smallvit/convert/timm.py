@@ -1,6 +1,8 @@
 """Tables for the models of timm (https://github.com/huggingface/pytorch-image-models)."""
 
-from smallvit.convert.rules import Table, dense, norm, patch_conv, positions, same
+import numpy as np
+
+from smallvit.convert.rules import Kind, Shapes, Table, dense, norm, patch_conv, positions, same
 
 VIT: Table = {
     "patch_embed.proj": ("patches/dense", patch_conv),
@@ -25,4 +27,42 @@ VIT: Table = {
     "blocks.{}.ffns.{}.ls.gamma": ("block_{}/mlp_{}_scale/scale", same),
     "norm": ("norm", norm),
     "head": ("head", dense),
+}
+
+
+def relative_bias(leaf: str, array: np.ndarray, path: str, shapes: Shapes) -> dict[str, np.ndarray]:
+    """A row of offsets becomes their grid, square unless ours says otherwise."""
+    h, w = shapes[path][:2]
+    if h * w != len(array):
+        h = w = round(len(array) ** 0.5)
+    return {"": array.reshape(h, w, -1)}
+
+
+def merged(kind: Kind) -> Kind:
+    """2 x 2 tokens stand side by side column by column there, row by row here."""
+
+    def rows_first(leaf: str, array: np.ndarray, path: str, shapes: Shapes) -> dict[str, np.ndarray]:
+        across_down = array.reshape(*array.shape[:-1], 2, 2, -1)
+        return kind(leaf, across_down.swapaxes(-3, -2).reshape(array.shape), path, shapes)
+
+    return rows_first
+
+
+SWIN: Table = {
+    "patch_embed.proj": ("patches/dense", patch_conv),
+    "patch_embed.norm": ("patches_norm", norm),
+    "layers.{}.downsample.norm": ("merge_{}/norm", merged(norm)),
+    "layers.{}.downsample.reduction": ("merge_{}/dense", merged(dense)),
+    "layers.{}.blocks.{}.norm1": ("stage_{}_block_{}/attention_norm", norm),
+    "layers.{}.blocks.{}.attn.qkv": ("stage_{}_block_{}/attention/window/qkv", dense),
+    "layers.{}.blocks.{}.attn.proj": ("stage_{}_block_{}/attention/window/out", dense),
+    "layers.{}.blocks.{}.attn.relative_position_bias_table": (
+        "stage_{}_block_{}/attention/window/attend/bias/grid",
+        relative_bias,
+    ),
+    "layers.{}.blocks.{}.norm2": ("stage_{}_block_{}/mlp_norm", norm),
+    "layers.{}.blocks.{}.mlp.fc1": ("stage_{}_block_{}/mlp/in", dense),
+    "layers.{}.blocks.{}.mlp.fc2": ("stage_{}_block_{}/mlp/out", dense),
+    "norm": ("norm", norm),
+    "head.fc": ("head", dense),
 }

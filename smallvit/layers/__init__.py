@@ -8,22 +8,36 @@ Axes have the same letters everywhere, in einops, in einsum and in types:
 """
 
 from smallvit.layers.attention import Attend, Attention, HeadMix, LSAOption
-from smallvit.layers.block import MLP, Block, DropPath, LayerScale
+from smallvit.layers.block import MLP, Block, DropPath, LayerScale, ramp
 from smallvit.layers.classifier import Classifier
+from smallvit.layers.conv import BatchNorm, Conv, ConvNorm
 from smallvit.layers.dense import Dense, Factory, LayerNorm
 from smallvit.layers.patch import SPT, PatchEmbed, SPTOption, SPTPool, patch_embed, patchify, shifted_copies
+from smallvit.layers.peg import PEG
 from smallvit.layers.pool import PatchMerger, Pool, check_pool, pool_tokens
 from smallvit.layers.position import ClassToken, PositionEmbed, resample_positions, sincos_2d
 from smallvit.layers.size import Images, Size, check_image, grid_size, pair
+from smallvit.layers.window import (
+    RelativeBias,
+    WindowAttention,
+    window_allowed,
+    window_merge,
+    window_offsets,
+    window_partition,
+)
 
 __all__ = [
     "MLP",
+    "PEG",
     "SPT",
     "Attend",
     "Attention",
+    "BatchNorm",
     "Block",
     "ClassToken",
     "Classifier",
+    "Conv",
+    "ConvNorm",
     "Dense",
     "DropPath",
     "Factory",
@@ -36,9 +50,11 @@ __all__ = [
     "PatchMerger",
     "Pool",
     "PositionEmbed",
+    "RelativeBias",
     "SPTOption",
     "SPTPool",
     "Size",
+    "WindowAttention",
     "check_image",
     "check_pool",
     "grid_size",
@@ -46,7 +62,12 @@ __all__ = [
     "patch_embed",
     "patchify",
     "pool_tokens",
+    "ramp",
     "resample_positions",
     "shifted_copies",
     "sincos_2d",
+    "window_allowed",
+    "window_merge",
+    "window_offsets",
+    "window_partition",
 ]

@@ -47,6 +47,11 @@ class DropPath(nn.Module):
         return nn.Dropout(self.rate, broadcast_dims=whole_image, deterministic=not train, name="dropout")(x)
 
 
+def ramp(rate: float, depth: int) -> list[float]:
+    """Rates of stochastic depth that grow evenly from 0 in the first block to `rate` in the last."""
+    return [rate * i / max(depth - 1, 1) for i in range(depth)]
+
+
 class Block(nn.Module):
     """A pre-norm residual pair; with `branches`, that many of each side by side, summed.
 

@@ -2,6 +2,13 @@
 
 from smallvit.models.keras_vit import KerasViT
 from smallvit.models.simple_vit import SimpleViT
+from smallvit.models.swin import Swin
 from smallvit.models.vit import SLViT, ViT
 
-__all__ = ["KerasViT", "SLViT", "SimpleViT", "ViT"]
+__all__ = [
+    "KerasViT",
+    "SLViT",
+    "SimpleViT",
+    "Swin",
+    "ViT",
+]
