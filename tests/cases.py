@@ -39,6 +39,17 @@ CASES = {
         smallvit.SimpleViT,
         dict(image_size=16, patch_size=4, dim=16, depth=2, heads=2, dim_head=8, mlp_dim=24, drop_path=0.5),
     ),
+    "cait": Case(smallvit.CaiT, {**_VIT, **_RANDOM, "cls_depth": 1, "layer_dropout": 0.3}),
+    "cait_mix_class": Case(
+        smallvit.CaiT,
+        {
+            **_VIT,
+            **dict(qkv_bias=False, mix_class=True, mix_bias=False, layer_scale=1.0, layer_dropout=0.5),
+            "image_size": (8, 16),
+            "dim_head": None,
+        },
+        (8, 16),
+    ),
 }
 
 COUNTS = {
@@ -52,6 +63,10 @@ COUNTS = {
     "simple_vit_small_patch16": 22_050_664 - 384 - 197 * 384,
     # The paper's 2,692,426 for 10 classes, and 990 more rows of the head.
     "vit_small_data": 2_692_426 + 990 * 193,
+    # timm's figures, and the paper's 9,020,618 for 10 classes.
+    "cait_xxs24": 11_956_264,
+    "cait_s24": 46_916_200,
+    "cait_small_data": 9_020_618 + 990 * 193,
 }
 
 # The paper's model at (image size, classes): plain, with SPT and LSA.
@@ -59,4 +74,7 @@ SMALL_DATA_COUNTS = {
     ("vit_small_data", 32, 10): (2_692_426, 2_729_878),
     ("vit_small_data", 32, 100): (2_709_796, 2_747_248),
     ("vit_small_data", 64, 200): (2_756_744, 2_906_228),
+    ("cait_small_data", 32, 10): (9_020_618, 9_058_066),
+    ("cait_small_data", 32, 100): (9_037_988, 9_075_436),
+    ("cait_small_data", 64, 200): (9_084_936, 9_234_416),
 }

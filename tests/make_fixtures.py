@@ -13,6 +13,7 @@ import torch
 
 import benchmarks.torch_peers  # noqa: F401, first: it makes the next imports work
 
+from timm.models.cait import Cait  # isort: skip
 from timm.models.vision_transformer import ParallelThingsBlock, VisionTransformer  # isort: skip
 from vit_pytorch import vit_for_small_dataset, vit_with_patch_merger  # isort: skip
 from vit_pytorch.simple_vit import SimpleViT  # isort: skip
@@ -31,6 +32,7 @@ def references() -> dict[str, torch.nn.Module]:
         "vit_pytorch_small_dataset": vit_for_small_dataset.ViT(**SIZES),
         "vit_pytorch_patch_merger": vit_with_patch_merger.ViT(**SIZES, patch_merge_layer=1, patch_merge_num_tokens=3),
         "vit_pytorch_simple_vit": SimpleViT(**SIZES),
+        "timm_cait": Cait(**TIMM, mlp_ratio_token_only=1.5),
     }
 
 

@@ -1,5 +1,6 @@
 """What every architecture promises, for every row of the table, plain and with SPT and LSA."""
 
+import re
 from functools import cache
 from typing import Any
 
@@ -161,5 +162,5 @@ def test_attention_maps_come_out_when_asked_for(it: Subject):
 
 
 def test_a_wrong_rank_is_named(it: Subject):
-    with pytest.raises(ValueError, match=r"shape \(3, 16, 16\)|shape \(3, 9, 20\)"):
+    with pytest.raises(ValueError, match=re.escape(f"shape {it.images.shape[:3]}")):
         it.model.apply(it.variables, it.images[..., 0])

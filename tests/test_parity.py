@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from flax.traverse_util import flatten_dict, unflatten_dict
 
-from smallvit import SimpleViT, ViT
+from smallvit import CaiT, SimpleViT, ViT
 from smallvit.convert import Table, convert, timm, vit_pytorch
 from smallvit.layers import Classifier
 
@@ -29,6 +29,7 @@ PARITY: dict[str, tuple[Classifier, Table]] = {
         vit_pytorch.VIT_WITH_PATCH_MERGER,
     ),
     "vit_pytorch_simple_vit": (SimpleViT(**LUCID, patch_norm=True), vit_pytorch.SIMPLE_VIT),
+    "timm_cait": (CaiT(**SIZES), timm.CAIT),
 }
 
 

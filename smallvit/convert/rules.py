@@ -3,7 +3,8 @@
 A table maps a module of the source, `blocks.{}.attn.qkv`, to a path of ours and a kind,
 `("block_{}/attention/qkv", dense)`; `{}` stands for a number and is carried over. A kind is called for each array of
 the module and returns what becomes of it, by the ending of our path; an entry without modules below it, such as
-`cls_token`, has the empty leaf.
+`cls_token`, has the empty leaf. Where ours is one array and the source's are several, each gets the ending of its
+part, "kernel@0", "kernel@1", and they are joined on the last axis.
 """
 
 import re
@@ -36,7 +37,15 @@ def convert(state: Mapping[str, np.ndarray], table: Table, shapes: Shapes) -> Co
                 break
         else:
             left_over.append(name)
-    return Converted(arrays, left_over)
+    return Converted(_join_parts(arrays), left_over)
+
+
+def _join_parts(arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    whole = {path: array for path, array in arrays.items() if "@" not in path}
+    parts: dict[str, list[np.ndarray]] = {}
+    for path in sorted(arrays.keys() - whole.keys()):
+        parts.setdefault(path.partition("@")[0], []).append(arrays[path])
+    return whole | {path: np.concatenate(several, axis=-1) for path, several in parts.items()}
 
 
 def _join(path: str, end: str) -> str:
@@ -48,6 +57,11 @@ def _join(path: str, end: str) -> str:
 
 def dense(leaf: str, array: np.ndarray, path: str, shapes: Shapes) -> dict[str, np.ndarray]:
     return {"kernel": array.T} if leaf == "weight" else {"bias": array}
+
+
+def dense_part(number: int) -> Kind:
+    """One of the projections that ours makes in one, such as the first of keys and values."""
+    return lambda *given: {f"{end}@{number}": array for end, array in dense(*given).items()}
 
 
 def norm(leaf: str, array: np.ndarray, path: str, shapes: Shapes) -> dict[str, np.ndarray]:

@@ -14,7 +14,7 @@ from smallvit.layers.dense import Dense, Factory, LayerNorm
 from smallvit.layers.patch import SPT, PatchEmbed, SPTOption, SPTPool, patch_embed, patchify, shifted_copies
 from smallvit.layers.pool import PatchMerger, Pool, check_pool, pool_tokens
 from smallvit.layers.position import ClassToken, PositionEmbed, resample_positions, sincos_2d
-from smallvit.layers.size import Images, Size, check_image, grid_size, pair
+from smallvit.layers.size import Images, Size, check_image, grid_size, pair, patch_of
 
 __all__ = [
     "MLP",
@@ -44,6 +44,7 @@ __all__ = [
     "grid_size",
     "pair",
     "patch_embed",
+    "patch_of",
     "patchify",
     "pool_tokens",
     "resample_positions",
