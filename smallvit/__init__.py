@@ -3,6 +3,7 @@
 from smallvit.convert.load import load_pretrained
 from smallvit.layers import SPT, PatchMerger, resample_positions
 from smallvit.models import (
+    CaiT,
     SimpleViT,
     SLViT,
     Swin,
@@ -14,6 +15,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "SPT",
+    "CaiT",
     "PatchMerger",
     "SLViT",
     "SimpleViT",

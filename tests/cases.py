@@ -64,6 +64,17 @@ CASES = {
         (12, 20),
         1,
     ),
+    "cait": Case(smallvit.CaiT, {**_VIT, **_RANDOM, "cls_depth": 1, "layer_dropout": 0.3}),
+    "cait_mix_class": Case(
+        smallvit.CaiT,
+        {
+            **_VIT,
+            **dict(qkv_bias=False, mix_class=True, mix_bias=False, layer_scale=1.0, layer_dropout=0.5),
+            "image_size": (8, 16),
+            "dim_head": None,
+        },
+        (8, 16),
+    ),
 }
 
 COUNTS = {
@@ -85,6 +96,10 @@ COUNTS = {
     "swin_small_data": 7_073_188 + 990 * 385,
     # The paper's 2,692,426 for 10 classes, and 990 more rows of the head.
     "vit_small_data": 2_692_426 + 990 * 193,
+    # timm's figures, and the paper's 9,020,618 for 10 classes.
+    "cait_xxs24": 11_956_264,
+    "cait_s24": 46_916_200,
+    "cait_small_data": 9_020_618 + 990 * 193,
 }
 
 # At an image size and a number of classes: plain, with SPT and LSA.
@@ -96,4 +111,7 @@ SMALL_DATA_COUNTS = {
     ("swin_small_data", 32, 10): (7_073_188, 8_562_166),
     ("swin_small_data", 32, 100): (7_107_838, 8_596_816),
     ("swin_small_data", 64, 200): (7_149_794, 8_652_956),
+    ("cait_small_data", 32, 10): (9_020_618, 9_058_066),
+    ("cait_small_data", 32, 100): (9_037_988, 9_075_436),
+    ("cait_small_data", 64, 200): (9_084_936, 9_234_416),
 }

@@ -15,6 +15,7 @@ import torch
 import benchmarks.torch_peers  # noqa: F401, first: it makes the next imports work
 
 from timm.models.swin_transformer import SwinTransformer  # isort: skip
+from timm.models.cait import Cait  # isort: skip
 from timm.models.vision_transformer import ParallelThingsBlock, VisionTransformer  # isort: skip
 from vit_pytorch import vit, vit_for_small_dataset, vit_with_patch_merger  # isort: skip
 from vit_pytorch.simple_vit import SimpleViT  # isort: skip
@@ -40,6 +41,7 @@ def references() -> dict[str, torch.nn.Module]:
         "vit_pytorch_simple_vit": SimpleViT(**SIZES),
         "timm_swin": SwinTransformer(**SWIN),
         "timm_swin_wide": SwinTransformer(**{**SWIN, "img_size": (8, 24), "window_size": (4, 6)}),
+        "timm_cait": Cait(**TIMM, mlp_ratio_token_only=1.5),
     }
 
 

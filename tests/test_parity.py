@@ -7,7 +7,7 @@ import jax
 import numpy as np
 import pytest
 
-from smallvit import SimpleViT, Swin, ViT
+from smallvit import CaiT, SimpleViT, Swin, ViT
 from smallvit.convert import Table, convert, timm, vit_pytorch
 from smallvit.layers import Classifier
 from smallvit.paths import by_path, nested
@@ -34,6 +34,7 @@ PARITY: dict[str, tuple[Classifier, Table]] = {
     "vit_pytorch_simple_vit": (SimpleViT(**LUCID, patch_norm=True), vit_pytorch.SIMPLE_VIT),
     "timm_swin": (Swin(**SWIN), timm.SWIN),
     "timm_swin_wide": (Swin(**{**SWIN, "image_size": (8, 24), "window_size": (4, 6)}), timm.SWIN),
+    "timm_cait": (CaiT(**SIZES), timm.CAIT),
 }
 
 

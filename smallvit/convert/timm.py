@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from smallvit.convert.rules import Kind, Shapes, Table, dense, norm, patch_conv, positions, same
+from smallvit.convert.rules import Kind, Shapes, Table, dense, dense_part, norm, patch_conv, positions, same
 
 VIT: Table = {
     "patch_embed.proj": ("patches/dense", patch_conv),
@@ -65,4 +65,22 @@ SWIN: Table = {
     "layers.{}.blocks.{}.mlp.fc2": ("stage_{}_block_{}/mlp/out", dense),
     "norm": ("norm", norm),
     "head.fc": ("head", dense),
+}
+
+CAIT: Table = {
+    **VIT,
+    "blocks.{}.attn.proj_l": ("block_{}/attention/attend/pre", dense),
+    "blocks.{}.attn.proj_w": ("block_{}/attention/attend/post", dense),
+    "blocks.{}.gamma_1": ("block_{}/attention_scale/scale", same),
+    "blocks.{}.gamma_2": ("block_{}/mlp_scale/scale", same),
+    "blocks_token_only.{}.norm1": ("class_block_{}/attention_norm", norm),
+    "blocks_token_only.{}.attn.q": ("class_block_{}/attention/q", dense),
+    "blocks_token_only.{}.attn.k": ("class_block_{}/attention/kv", dense_part(0)),
+    "blocks_token_only.{}.attn.v": ("class_block_{}/attention/kv", dense_part(1)),
+    "blocks_token_only.{}.attn.proj": ("class_block_{}/attention/out", dense),
+    "blocks_token_only.{}.gamma_1": ("class_block_{}/attention_scale/scale", same),
+    "blocks_token_only.{}.norm2": ("class_block_{}/mlp_norm", norm),
+    "blocks_token_only.{}.mlp.fc1": ("class_block_{}/mlp/in", dense),
+    "blocks_token_only.{}.mlp.fc2": ("class_block_{}/mlp/out", dense),
+    "blocks_token_only.{}.gamma_2": ("class_block_{}/mlp_scale/scale", same),
 }

@@ -16,7 +16,7 @@ from smallvit.layers.patch import SPT, PatchEmbed, SPTOption, SPTPool, patch_emb
 from smallvit.layers.peg import PEG
 from smallvit.layers.pool import PatchMerger, Pool, check_pool, pool_tokens
 from smallvit.layers.position import ClassToken, PositionEmbed, resample_positions, sincos_2d
-from smallvit.layers.size import Images, Size, check_image, grid_size, pair
+from smallvit.layers.size import Images, Size, check_image, grid_size, pair, patch_of
 from smallvit.layers.window import (
     RelativeBias,
     WindowAttention,
@@ -60,6 +60,7 @@ __all__ = [
     "grid_size",
     "pair",
     "patch_embed",
+    "patch_of",
     "patchify",
     "pool_tokens",
     "ramp",

@@ -184,12 +184,17 @@ class Attention(nn.Module):
 class HeadMix(nn.Module):
     """Each head's map becomes a learned mix of all heads' ("talking heads", https://arxiv.org/abs/2003.02436)."""
 
+    use_bias: bool = True
+
     @nn.compact
     def __call__(self, maps: Float[Array, "*lead h n m"]) -> Float[Array, "*lead h n m"]:
         heads = maps.shape[-3]
         kernel = self.param("kernel", nn.initializers.xavier_normal(), (heads, heads)).astype(maps.dtype)
+        maps = jnp.einsum("...hnm,hg->...gnm", maps, kernel)
+        if not self.use_bias:
+            return maps
         bias = self.param("bias", nn.initializers.zeros, (heads,)).astype(maps.dtype)
-        return jnp.einsum("...hnm,hg->...gnm", maps, kernel) + align(bias[:, None, None], maps)
+        return maps + align(bias[:, None, None], maps)
 
 
 def head_dim(dim: int, heads: int, dim_head: int | None) -> int:

@@ -4,6 +4,7 @@ from functools import partial
 
 import flax.linen as nn
 import jax
+import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from smallvit.layers.dense import Dense, Factory, LayerNorm, align
@@ -55,25 +56,35 @@ def ramp(rate: float, depth: int) -> list[float]:
 class Block(nn.Module):
     """A pre-norm residual pair; with `branches`, that many of each side by side, summed.
 
-    Anything with tokens in the last axis will do, a sequence `b n d` as well as a grid `b h w d`.
+    Anything with tokens in the last axis will do, a sequence `b n d` as well as a grid `b h w d`. Given a `context`,
+    the attention reads it after the tokens themselves, as a class token reads [cls; patches].
     """
 
     attention: Factory
-    mlp: Factory
+    mlp: Factory | None  # None: attention alone
     norm: Factory = LayerNorm
     branches: int = 1
     layer_scale: float | None = None
     drop_path: float = 0.0
 
     @nn.compact
-    def __call__(self, x: Float[Array, "b *rest d"], *, train: bool = False) -> Float[Array, "b *rest d"]:
-        for part, make in (("attention", self.attention), ("mlp", self.mlp)):
-            names = [part] if self.branches == 1 else [f"{part}_{i}" for i in range(self.branches)]
-            x = x + sum(self._branch(name, make, x, train) for name in names)
-        return x
+    def __call__(
+        self, x: Float[Array, "b *rest d"], context: Float[Array, "b m d"] | None = None, *, train: bool = False
+    ) -> Float[Array, "b *rest d"]:
+        x = self._add(x, "attention", self.attention, context, train)
+        return x if self.mlp is None else self._add(x, "mlp", self.mlp, None, train)
 
-    def _branch(self, name: str, make: Factory, x: Array, train: bool) -> Array:
-        x = make(name=name)(self.norm(name=f"{name}_norm")(x), train=train)
+    def _add(self, x: Array, part: str, make: Factory, context: Array | None, train: bool) -> Array:
+        names = [part] if self.branches == 1 else [f"{part}_{i}" for i in range(self.branches)]
+        return x + sum(self._branch(name, make, x, context, train) for name in names)
+
+    def _branch(self, name: str, make: Factory, x: Array, context: Array | None, train: bool) -> Array:
+        norm = self.norm(name=f"{name}_norm")
+        if context is None:
+            x = make(name=name)(norm(x), train=train)
+        else:
+            read = norm(jnp.concatenate([x, context], axis=1))
+            x = make(name=name)(read[:, : x.shape[1]], read, train=train)
         if self.layer_scale is not None:
             x = LayerScale(self.layer_scale, name=f"{name}_scale")(x)
         return DropPath(self.drop_path, name=f"{name}_drop")(x, train=train)

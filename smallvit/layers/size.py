@@ -1,5 +1,7 @@
 """Sizes of images, patches and grids, and what is said when they do not fit."""
 
+from collections.abc import Callable
+
 import jax.numpy as jnp
 import numpy as np
 from jax.typing import DTypeLike
@@ -26,6 +28,18 @@ def grid_size(image_size: Size, patch_size: Size) -> tuple[int, int]:
             f"resize to {max(height // p, 1) * p} x {max(width // q, 1) * q}, or choose a patch size that divides it"
         )
     return height // p, width // q
+
+
+def patch_of(parts: int) -> Callable[[Size], tuple[int, int]]:
+    """For presets: the patch that cuts an image, whatever its size, into parts x parts."""
+
+    def patch_size(image_size: Size) -> tuple[int, int]:
+        height, width = pair(image_size)
+        if height % parts or width % parts:
+            raise ValueError(f"image size {height} x {width} must be divisible by {parts}, or give patch_size")
+        return height // parts, width // parts
+
+    return patch_size
 
 
 def check_image(

@@ -1,11 +1,13 @@
 """One paper, one file, one public class and its presets; importing this registers all of them."""
 
+from smallvit.models.cait import CaiT
 from smallvit.models.keras_vit import KerasViT
 from smallvit.models.simple_vit import SimpleViT
 from smallvit.models.swin import Swin
 from smallvit.models.vit import SLViT, ViT
 
 __all__ = [
+    "CaiT",
     "KerasViT",
     "SLViT",
     "SimpleViT",

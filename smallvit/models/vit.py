@@ -30,8 +30,8 @@ from smallvit.layers import (
     check_image,
     check_pool,
     grid_size,
-    pair,
     patch_embed,
+    patch_of,
 )
 from smallvit.registry import register
 
@@ -118,14 +118,6 @@ class SLViT(ViT, kw_only=True):
     lsa: LSAOption = True
 
 
-def eighth(image_size: Size) -> Size:
-    """The patch that cuts an image into 8 x 8."""
-    height, width = pair(image_size)
-    if height % 8 or width % 8:
-        raise ValueError(f"image size {height} x {width} must be divisible by 8, or give patch_size")
-    return height // 8, width // 8
-
-
 _tiny = dict(image_size=224, dim=192, depth=12, heads=3, mlp_dim=768)
 _small = dict(image_size=224, dim=384, depth=12, heads=6, mlp_dim=1536)
 _base = dict(image_size=224, dim=768, depth=12, heads=12, mlp_dim=3072)
@@ -140,7 +132,7 @@ register(
     # The paper's model for 32 and 64 pixels.
     vit_small_data=dict(
         image_size=32,
-        patch_size=eighth,
+        patch_size=patch_of(8),
         dim=192,
         depth=9,
         heads=12,
