@@ -24,6 +24,7 @@ class Case:
 
 _VIT = dict(image_size=16, patch_size=4, dim=16, depth=2, heads=2, dim_head=8, mlp_dim=24, token_std=1.0)
 _RANDOM = dict(dropout=0.2, emb_dropout=0.2, drop_path=0.3)
+_DROP = dict(dropout=0.2, drop_path=0.3)
 
 CASES = {
     "vit": Case(smallvit.ViT, {**_VIT, **_RANDOM}),
@@ -39,6 +40,16 @@ CASES = {
         smallvit.SimpleViT,
         dict(image_size=16, patch_size=4, dim=16, depth=2, heads=2, dim_head=8, mlp_dim=24, drop_path=0.5),
     ),
+    "nest": Case(
+        smallvit.NesT,
+        dict(image_size=16, patch_size=2, dim=8, heads=2, num_hierarchies=2, block_repeats=1, **_DROP),
+    ),
+    "nest_wide": Case(
+        smallvit.NesT,
+        dict(image_size=(9, 20), patch_size=(3, 2), dim=8, heads=1, num_hierarchies=1, block_repeats=2, dropout=0.2),
+        (9, 20),
+        1,
+    ),
 }
 
 COUNTS = {
@@ -50,6 +61,10 @@ COUNTS = {
     "vit_small_patch16_18x2": 64_665_448,
     # vit_small_patch16 without its class token (384) and its positions (197 x 384).
     "simple_vit_small_patch16": 22_050_664 - 384 - 197 * 384,
+    # timm's figures.
+    "nest_tiny": 17_057_608,
+    "nest_small": 38_351_176,
+    "nest_base": 67_723_368,
     # The paper's 2,692,426 for 10 classes, and 990 more rows of the head.
     "vit_small_data": 2_692_426 + 990 * 193,
 }

@@ -1,11 +1,12 @@
 """Makes tests/fixtures/*.npz: tiny models of other zoos with random weights, an input, and what they answer.
 
-    .venv-peers/bin/python -m tests.make_fixtures        (`make .venv-peers/installed` makes that environment)
+    .venv-peers/bin/python -m tests.make_fixtures [names]        (`make .venv-peers/installed` makes that environment)
 
 Each file holds `image`, `output`, and the reference's own state under `state/`. Every parameter is drawn at random,
 norms and biases too, so that no entry can be dropped or swapped unseen.
 """
 
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +14,7 @@ import torch
 
 import benchmarks.torch_peers  # noqa: F401, first: it makes the next imports work
 
+from timm.models.nest import Nest  # isort: skip
 from timm.models.vision_transformer import ParallelThingsBlock, VisionTransformer  # isort: skip
 from vit_pytorch import vit_for_small_dataset, vit_with_patch_merger  # isort: skip
 from vit_pytorch.simple_vit import SimpleViT  # isort: skip
@@ -31,6 +33,16 @@ def references() -> dict[str, torch.nn.Module]:
         "vit_pytorch_small_dataset": vit_for_small_dataset.ViT(**SIZES),
         "vit_pytorch_patch_merger": vit_with_patch_merger.ViT(**SIZES, patch_merge_layer=1, patch_merge_num_tokens=3),
         "vit_pytorch_simple_vit": SimpleViT(**SIZES),
+        "timm_nest": Nest(
+            img_size=16,
+            patch_size=2,
+            num_classes=5,
+            num_levels=2,
+            embed_dims=(8, 16),
+            num_heads=(2, 4),
+            depths=(1, 2),
+            pad_type="same",  # as the authors pad, and timm's nest_*_jx
+        ),
     }
 
 
@@ -40,11 +52,17 @@ def randomise(model: torch.nn.Module, generator: torch.Generator) -> None:
         centre = 1.0 if p.ndim == 1 and name.endswith("weight") else 0.0
         scale = 1.0 / p[0].numel() ** 0.5 if p.ndim > 1 else 0.3
         p.data = centre + scale * drawn
+    for name, moment in model.named_buffers():
+        if name.endswith(("running_mean", "running_var")):
+            drawn = 0.3 * torch.randn(moment.shape, generator=generator)
+            moment.copy_(drawn.exp() if name.endswith("var") else drawn)
 
 
-def main() -> None:
+def main(names: list[str]) -> None:
     FOLDER.mkdir(exist_ok=True)
     for seed, (name, model) in enumerate(references().items()):
+        if names and name not in names:
+            continue
         generator = torch.Generator().manual_seed(seed)
         randomise(model, generator)
         size = (8, 24) if name.endswith("wide") else (16, 16)
@@ -58,4 +76,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])

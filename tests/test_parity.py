@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from flax.traverse_util import flatten_dict, unflatten_dict
 
-from smallvit import SimpleViT, ViT
+from smallvit import NesT, SimpleViT, ViT
 from smallvit.convert import Table, convert, timm, vit_pytorch
 from smallvit.layers import Classifier
 
@@ -29,6 +29,10 @@ PARITY: dict[str, tuple[Classifier, Table]] = {
         vit_pytorch.VIT_WITH_PATCH_MERGER,
     ),
     "vit_pytorch_simple_vit": (SimpleViT(**LUCID, patch_norm=True), vit_pytorch.SIMPLE_VIT),
+    "timm_nest": (
+        NesT(image_size=16, patch_size=2, num_classes=5, dim=8, heads=2, num_hierarchies=2, block_repeats=(1, 2)),
+        timm.nest(dim_head=4),
+    ),
 }
 
 

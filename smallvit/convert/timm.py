@@ -1,6 +1,9 @@
 """Tables for the models of timm (https://github.com/huggingface/pytorch-image-models)."""
 
-from smallvit.convert.rules import Table, dense, norm, patch_conv, positions, same
+import numpy as np
+from einops import rearrange
+
+from smallvit.convert.rules import Shapes, Table, conv, dense, norm, patch_conv, positions, same
 
 VIT: Table = {
     "patch_embed.proj": ("patches/dense", patch_conv),
@@ -26,3 +29,33 @@ VIT: Table = {
     "norm": ("norm", norm),
     "head": ("head", dense),
 }
+
+
+def nest(dim_head: int = 32) -> Table:
+    """All published NesTs have heads of dimension 32."""
+
+    def heads_last(leaf: str, array: np.ndarray, path: str, shapes: Shapes) -> dict[str, np.ndarray]:
+        """Timm joins the heads with the head as the fastest axis, we with the head as the slowest."""
+        if leaf == "bias":
+            return {"bias": array}
+        return {"kernel": rearrange(array, "k (d h) -> (h d) k", d=dim_head)}
+
+    def block_positions(leaf: str, array: np.ndarray, path: str, shapes: Shapes) -> dict[str, np.ndarray]:
+        """Positions in each block become positions on the grid; timm's are square."""
+        blocks, tokens = (round(array.shape[axis] ** 0.5) for axis in (1, 2))
+        return {"grid": rearrange(array, "1 (h w) (p q) d -> (h p) (w q) d", h=blocks, p=tokens)}
+
+    return {
+        "patch_embed.proj": ("patches/dense", patch_conv),
+        "levels.{}.pos_embed": ("positions_{}", block_positions),
+        "levels.{}.pool.conv": ("aggregate_{}/conv", conv),
+        "levels.{}.pool.norm": ("aggregate_{}/norm", norm),
+        "levels.{}.transformer_encoder.{}.norm1": ("block_{}_{}/attention_norm", norm),
+        "levels.{}.transformer_encoder.{}.attn.qkv": ("block_{}_{}/attention/qkv", dense),
+        "levels.{}.transformer_encoder.{}.attn.proj": ("block_{}_{}/attention/out", heads_last),
+        "levels.{}.transformer_encoder.{}.norm2": ("block_{}_{}/mlp_norm", norm),
+        "levels.{}.transformer_encoder.{}.mlp.fc1": ("block_{}_{}/mlp/in", dense),
+        "levels.{}.transformer_encoder.{}.mlp.fc2": ("block_{}_{}/mlp/out", dense),
+        "norm": ("norm", norm),
+        "head": ("head", dense),
+    }

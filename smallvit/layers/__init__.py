@@ -10,6 +10,7 @@ Axes have the same letters everywhere, in einops, in einsum and in types:
 from smallvit.layers.attention import Attend, Attention, HeadMix, LSAOption
 from smallvit.layers.block import MLP, Block, DropPath, LayerScale, ramp
 from smallvit.layers.classifier import Classifier
+from smallvit.layers.conv import BatchNorm, Conv, ConvNorm
 from smallvit.layers.dense import Dense, Factory, LayerNorm
 from smallvit.layers.patch import SPT, PatchEmbed, SPTOption, SPTPool, patch_embed, patchify, shifted_copies
 from smallvit.layers.pool import PatchMerger, Pool, check_pool, pool_tokens
@@ -29,9 +30,12 @@ __all__ = [
     "SPT",
     "Attend",
     "Attention",
+    "BatchNorm",
     "Block",
     "ClassToken",
     "Classifier",
+    "Conv",
+    "ConvNorm",
     "Dense",
     "DropPath",
     "Factory",
