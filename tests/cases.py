@@ -24,6 +24,7 @@ class Case:
 
 _VIT = dict(image_size=16, patch_size=4, dim=16, depth=2, heads=2, dim_head=8, mlp_dim=24, token_std=1.0)
 _RANDOM = dict(dropout=0.2, emb_dropout=0.2, drop_path=0.3)
+_LEVIT = dict(image_size=(48, 64), dim=(16, 24), depth=1, heads=(1, 2), stages=2, dim_key=4, dim_value=6)
 _DROP = dict(dropout=0.2, drop_path=0.3)
 
 CASES = {
@@ -50,6 +51,7 @@ CASES = {
         (9, 20),
         1,
     ),
+    "levit": Case(smallvit.LeViT, {**_LEVIT, **_DROP, "residual_init": 1.0}, (48, 64)),
 }
 
 COUNTS = {
@@ -65,6 +67,12 @@ COUNTS = {
     "nest_tiny": 17_057_608,
     "nest_small": 38_351_176,
     "nest_base": 67_723_368,
+    # timm's figures, two heads included.
+    "levit_128s": 7_777_058,
+    "levit_128": 9_213_936,
+    "levit_192": 10_947_069,
+    "levit_256": 18_893_876,
+    "levit_384": 39_128_836,
     # The paper's 2,692,426 for 10 classes, and 990 more rows of the head.
     "vit_small_data": 2_692_426 + 990 * 193,
 }

@@ -14,6 +14,7 @@ import torch
 
 import benchmarks.torch_peers  # noqa: F401, first: it makes the next imports work
 
+from timm.models.levit import LevitDistilled  # isort: skip
 from timm.models.nest import Nest  # isort: skip
 from timm.models.vision_transformer import ParallelThingsBlock, VisionTransformer  # isort: skip
 from vit_pytorch import vit_for_small_dataset, vit_with_patch_merger  # isort: skip
@@ -43,6 +44,9 @@ def references() -> dict[str, torch.nn.Module]:
             depths=(1, 2),
             pad_type="same",  # as the authors pad, and timm's nest_*_jx
         ),
+        "timm_levit": LevitDistilled(
+            img_size=(32, 48), num_classes=5, embed_dim=(8, 16), key_dim=4, depth=(1, 1), num_heads=(1, 2)
+        ),
     }
 
 
@@ -65,7 +69,7 @@ def main(names: list[str]) -> None:
             continue
         generator = torch.Generator().manual_seed(seed)
         randomise(model, generator)
-        size = (8, 24) if name.endswith("wide") else (16, 16)
+        size = {"timm_levit": (32, 48)}.get(name, (8, 24) if name.endswith("wide") else (16, 16))
         image = torch.randn(2, 3, *size, generator=generator)
         with torch.inference_mode():
             output = model.eval()(image)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from flax.traverse_util import flatten_dict, unflatten_dict
 
-from smallvit import NesT, SimpleViT, ViT
+from smallvit import LeViT, NesT, SimpleViT, ViT
 from smallvit.convert import Table, convert, timm, vit_pytorch
 from smallvit.layers import Classifier
 
@@ -32,6 +32,20 @@ PARITY: dict[str, tuple[Classifier, Table]] = {
     "timm_nest": (
         NesT(image_size=16, patch_size=2, num_classes=5, dim=8, heads=2, num_hierarchies=2, block_repeats=(1, 2)),
         timm.nest(dim_head=4),
+    ),
+    "timm_levit": (
+        LeViT(
+            image_size=(32, 48),
+            num_classes=5,
+            dim=(8, 16),
+            depth=1,
+            heads=(1, 2),
+            stages=2,
+            dim_key=4,
+            dim_value=8,
+            num_distill_classes="same",
+        ),
+        timm.LEVIT,
     ),
 }
 

@@ -3,7 +3,7 @@
 import numpy as np
 from einops import rearrange
 
-from smallvit.convert.rules import Shapes, Table, conv, dense, norm, patch_conv, positions, same
+from smallvit.convert.rules import Shapes, Table, batch_norm, conv, dense, norm, patch_conv, positions, same
 
 VIT: Table = {
     "patch_embed.proj": ("patches/dense", patch_conv),
@@ -59,3 +59,38 @@ def nest(dim_head: int = 32) -> Table:
         "norm": ("norm", norm),
         "head": ("head", dense),
     }
+
+
+def distance_bias(leaf: str, array: np.ndarray, path: str, shapes: Shapes) -> dict[str, np.ndarray]:
+    return {"grid": array.T.reshape(shapes[f"{path}/grid"])}
+
+
+def _with_norm(source: str, ours: str) -> Table:
+    return {f"{source}.linear": (f"{ours}/dense", dense), f"{source}.bn": (f"{ours}/norm", batch_norm)}
+
+
+LEVIT: Table = {
+    **{
+        key: entry
+        for i in range(4)
+        for key, entry in {
+            f"stem.conv{i + 1}.linear": (f"stem_{i}/conv", conv),
+            f"stem.conv{i + 1}.bn": (f"stem_{i}/norm", batch_norm),
+        }.items()
+    },
+    **_with_norm("stages.{}.downsample.attn_downsample.kv", "down_{}/kv"),
+    **_with_norm("stages.{}.downsample.attn_downsample.q.ln", "down_{}/q"),
+    **_with_norm("stages.{}.downsample.attn_downsample.proj.ln", "down_{}/out"),
+    "stages.{}.downsample.attn_downsample.attention_biases": ("down_{}/attend/bias", distance_bias),
+    **_with_norm("stages.{}.downsample.mlp.ln1", "down_{}_mlp/in"),
+    **_with_norm("stages.{}.downsample.mlp.ln2", "down_{}_mlp/out"),
+    **_with_norm("stages.{}.blocks.{}.attn.qkv", "block_{}_{}/attention/qkv"),
+    **_with_norm("stages.{}.blocks.{}.attn.proj.ln", "block_{}_{}/attention/out"),
+    "stages.{}.blocks.{}.attn.attention_biases": ("block_{}_{}/attention/attend/bias", distance_bias),
+    **_with_norm("stages.{}.blocks.{}.mlp.ln1", "block_{}_{}/mlp/in"),
+    **_with_norm("stages.{}.blocks.{}.mlp.ln2", "block_{}_{}/mlp/out"),
+    "head.bn": ("norm", batch_norm),
+    "head.linear": ("head", dense),
+    "head_dist.bn": ("distill_norm", batch_norm),
+    "head_dist.linear": ("distill_head", dense),
+}

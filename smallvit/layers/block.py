@@ -60,7 +60,7 @@ class Block(nn.Module):
 
     attention: Factory
     mlp: Factory
-    norm: Factory = LayerNorm
+    norm: Factory | None = LayerNorm  # None for a paper whose branches normalise themselves
     branches: int = 1
     layer_scale: float | None = None
     drop_path: float = 0.0
@@ -73,7 +73,8 @@ class Block(nn.Module):
         return x
 
     def _branch(self, name: str, make: Factory, x: Array, train: bool) -> Array:
-        x = make(name=name)(self.norm(name=f"{name}_norm")(x), train=train)
+        x = x if self.norm is None else self.norm(name=f"{name}_norm")(x)
+        x = make(name=name)(x, train=train)
         if self.layer_scale is not None:
             x = LayerScale(self.layer_scale, name=f"{name}_scale")(x)
         return DropPath(self.drop_path, name=f"{name}_drop")(x, train=train)

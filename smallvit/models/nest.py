@@ -25,6 +25,7 @@ from smallvit.layers import (
     check_image,
     grid_size,
     patch_embed,
+    per_stage,
     ramp,
     window_merge,
     window_partition,
@@ -59,7 +60,7 @@ class NesT(Classifier, kw_only=True):
                 f"num_hierarchies={self.num_hierarchies}: change it, image_size or patch_size"
             )
         block_size = h // blocks, w // blocks  # the same at every level
-        depths = self._depths()
+        depths = per_stage("block_repeats", self.block_repeats, self.num_hierarchies)
         rates = iter(ramp(self.drop_path, sum(depths)))
         norm = partial(LayerNorm, epsilon=self.norm_eps, dtype=self.dtype)
         dense = partial(Dense, dtype=self.dtype)
@@ -94,13 +95,6 @@ class NesT(Classifier, kw_only=True):
             x = window_merge(x, (h, w), block_size)
         return norm(name="norm")(rearrange(x, "b h w d -> b (h w) d"))
 
-    def _depths(self) -> tuple[int, ...]:
-        repeats = self.block_repeats
-        depths = (repeats,) * self.num_hierarchies if isinstance(repeats, int) else repeats
-        if len(depths) != self.num_hierarchies:
-            raise ValueError(f"block_repeats={repeats} must be one number, or num_hierarchies={self.num_hierarchies}")
-        return depths
-
 
 class Aggregate(nn.Module):
     """Between two hierarchies, across the borders of the blocks: convolution, norm, the largest of 3 x 3 every 2."""
@@ -113,7 +107,7 @@ class Aggregate(nn.Module):
     def __call__(self, x: Float[Array, "b h w c"]) -> Float[Array, "b i j d"]:
         x = self.norm(name="norm")(Conv(self.dim, 3, padding=1, dtype=self.dtype, name="conv")(x))
         # The authors' "SAME" pads the bottom and the right only.
-        return nn.max_pool(x, (3, 3), (2, 2), ((0, 1), (0, 1)))
+        return nn.max_pool(x, (3, 3), (2, 2), ((0, 1), (0, 1)))  # type: ignore[arg-type]
 
 
 _nest = dict(image_size=224, patch_size=4, num_hierarchies=3)
