@@ -4,6 +4,8 @@ from smallvit.convert.load import load_pretrained
 from smallvit.layers import SPT, PatchMerger, resample_positions
 from smallvit.models import (
     CaiT,
+    LeViT,
+    NesT,
     SimpleViT,
     SLViT,
     Swin,
@@ -16,6 +18,8 @@ __version__ = "0.1.0"
 __all__ = [
     "SPT",
     "CaiT",
+    "LeViT",
+    "NesT",
     "PatchMerger",
     "SLViT",
     "SimpleViT",

@@ -26,6 +26,8 @@ class Case:
 _VIT = dict(image_size=16, patch_size=4, dim=16, depth=2, heads=2, dim_head=8, mlp_dim=24, token_std=1.0)
 _RANDOM = dict(dropout=0.2, emb_dropout=0.2, drop_path=0.3)
 _SWIN = dict(image_size=16, patch_size=2, dim=8, depth=(2, 1), heads=(2, 4), window_size=4, mlp_ratio=2.0)
+_LEVIT = dict(image_size=(48, 64), dim=(16, 24), depth=1, heads=(1, 2), stages=2, dim_key=4, dim_value=6)
+_DROP = dict(dropout=0.2, drop_path=0.3)
 
 CASES = {
     "vit": Case(smallvit.ViT, {**_VIT, **_RANDOM}),
@@ -75,6 +77,17 @@ CASES = {
         },
         (8, 16),
     ),
+    "nest": Case(
+        smallvit.NesT,
+        dict(image_size=16, patch_size=2, dim=8, heads=2, num_hierarchies=2, block_repeats=1, **_DROP),
+    ),
+    "nest_wide": Case(
+        smallvit.NesT,
+        dict(image_size=(9, 20), patch_size=(3, 2), dim=8, heads=1, num_hierarchies=1, block_repeats=2, dropout=0.2),
+        (9, 20),
+        1,
+    ),
+    "levit": Case(smallvit.LeViT, {**_LEVIT, **_DROP, "residual_init": 1.0}, (48, 64)),
 }
 
 COUNTS = {
@@ -94,6 +107,16 @@ COUNTS = {
     "swin_base": 87_768_224,
     # The paper's 7,073,188 for 10 classes, and 990 more rows of the head.
     "swin_small_data": 7_073_188 + 990 * 385,
+    # timm's figures.
+    "nest_tiny": 17_057_608,
+    "nest_small": 38_351_176,
+    "nest_base": 67_723_368,
+    # timm's figures, two heads included.
+    "levit_128s": 7_777_058,
+    "levit_128": 9_213_936,
+    "levit_192": 10_947_069,
+    "levit_256": 18_893_876,
+    "levit_384": 39_128_836,
     # The paper's 2,692,426 for 10 classes, and 990 more rows of the head.
     "vit_small_data": 2_692_426 + 990 * 193,
     # timm's figures, and the paper's 9,020,618 for 10 classes.

@@ -1,11 +1,12 @@
 """Makes tests/fixtures/*.npz: tiny models of other zoos with random weights, an input, and what they answer.
 
-    .venv-peers/bin/python -m tests.make_fixtures        (`make .venv-peers/installed` makes that environment)
+    .venv-peers/bin/python -m tests.make_fixtures [names]        (`make .venv-peers/installed` makes that environment)
 
 Each file holds `image`, `output`, and the reference's own state under `state/`. Every parameter is drawn at random,
 norms and biases too, so that no entry can be dropped or swapped unseen.
 """
 
+import sys
 from pathlib import Path
 from zlib import crc32
 
@@ -16,6 +17,8 @@ import benchmarks.torch_peers  # noqa: F401, first: it makes the next imports wo
 
 from timm.models.swin_transformer import SwinTransformer  # isort: skip
 from timm.models.cait import Cait  # isort: skip
+from timm.models.levit import LevitDistilled  # isort: skip
+from timm.models.nest import Nest  # isort: skip
 from timm.models.vision_transformer import ParallelThingsBlock, VisionTransformer  # isort: skip
 from vit_pytorch import vit, vit_for_small_dataset, vit_with_patch_merger  # isort: skip
 from vit_pytorch.simple_vit import SimpleViT  # isort: skip
@@ -42,6 +45,19 @@ def references() -> dict[str, torch.nn.Module]:
         "timm_swin": SwinTransformer(**SWIN),
         "timm_swin_wide": SwinTransformer(**{**SWIN, "img_size": (8, 24), "window_size": (4, 6)}),
         "timm_cait": Cait(**TIMM, mlp_ratio_token_only=1.5),
+        "timm_nest": Nest(
+            img_size=16,
+            patch_size=2,
+            num_classes=5,
+            num_levels=2,
+            embed_dims=(8, 16),
+            num_heads=(2, 4),
+            depths=(1, 2),
+            pad_type="same",  # as the authors pad, and timm's nest_*_jx
+        ),
+        "timm_levit": LevitDistilled(
+            img_size=(32, 48), num_classes=5, embed_dim=(8, 16), key_dim=4, depth=(1, 1), num_heads=(1, 2)
+        ),
     }
 
 
@@ -51,14 +67,20 @@ def randomise(model: torch.nn.Module, generator: torch.Generator) -> None:
         centre = 1.0 if p.ndim == 1 and name.endswith("weight") else 0.0
         scale = (p.shape[0] / max(p.numel(), 1)) ** 0.5 if p.ndim > 1 else 0.3
         p.data = centre + scale * drawn
+    for name, moment in model.named_buffers():
+        if name.endswith(("running_mean", "running_var")):
+            drawn = 0.3 * torch.randn(moment.shape, generator=generator)
+            moment.copy_(drawn.exp() if name.endswith("var") else drawn)
 
 
-def main() -> None:
+def main(names: list[str]) -> None:
     FOLDER.mkdir(exist_ok=True)
     for name, model in references().items():
+        if names and name not in names:
+            continue
         generator = torch.Generator().manual_seed(crc32(name.encode()))
         randomise(model, generator)
-        size = (8, 24) if name.endswith("wide") else (16, 16)
+        size = {"timm_levit": (32, 48)}.get(name, (8, 24) if name.endswith("wide") else (16, 16))
         image = torch.randn(2, 3, *size, generator=generator)
         with torch.inference_mode():
             output = model.eval()(image)
@@ -69,4 +91,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])

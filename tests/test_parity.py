@@ -7,7 +7,7 @@ import jax
 import numpy as np
 import pytest
 
-from smallvit import CaiT, SimpleViT, Swin, ViT
+from smallvit import CaiT, LeViT, NesT, SimpleViT, Swin, ViT
 from smallvit.convert import Table, convert, timm, vit_pytorch
 from smallvit.layers import Classifier
 from smallvit.paths import by_path, nested
@@ -35,6 +35,24 @@ PARITY: dict[str, tuple[Classifier, Table]] = {
     "timm_swin": (Swin(**SWIN), timm.SWIN),
     "timm_swin_wide": (Swin(**{**SWIN, "image_size": (8, 24), "window_size": (4, 6)}), timm.SWIN),
     "timm_cait": (CaiT(**SIZES), timm.CAIT),
+    "timm_nest": (
+        NesT(image_size=16, patch_size=2, num_classes=5, dim=8, heads=2, num_hierarchies=2, block_repeats=(1, 2)),
+        timm.nest(dim_head=4),
+    ),
+    "timm_levit": (
+        LeViT(
+            image_size=(32, 48),
+            num_classes=5,
+            dim=(8, 16),
+            depth=1,
+            heads=(1, 2),
+            stages=2,
+            dim_key=4,
+            dim_value=8,
+            num_distill_classes="same",
+        ),
+        timm.LEVIT,
+    ),
 }
 
 

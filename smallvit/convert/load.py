@@ -1,7 +1,7 @@
 """Trained weights from elsewhere, fitted to a model: `load_pretrained(model, source)`."""
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,23 +12,21 @@ import numpy as np
 from smallvit.convert import keras, timm, vit_pytorch
 from smallvit.convert.rules import Converted, Table, convert
 from smallvit.layers import Classifier, pair
-from smallvit.models import KerasViT, SimpleViT, SLViT, ViT
+from smallvit.models import CaiT, KerasViT, LeViT, NesT, SimpleViT, Swin, ViT
 from smallvit.paths import by_path, nested
 
 State = Mapping[str, np.ndarray]
 
-# The tables that may fit a class; the one that explains a file best is taken.
-TABLES: dict[type[Classifier], tuple[Table, ...]] = {
+# The tables that may fit a class, or what makes one from the model; the one that explains a file best is taken.
+TABLES: dict[type[Classifier], tuple[Table | Callable[[Any], Table], ...]] = {
     ViT: (timm.VIT, vit_pytorch.VIT, vit_pytorch.VIT_FOR_SMALL_DATASET, vit_pytorch.VIT_WITH_PATCH_MERGER),
-    SLViT: (timm.VIT, vit_pytorch.VIT_FOR_SMALL_DATASET),
     SimpleViT: (vit_pytorch.SIMPLE_VIT,),
+    CaiT: (timm.CAIT,),
+    KerasViT: (lambda model: keras.table(model.depth),),
+    LeViT: (timm.LEVIT,),
+    NesT: (lambda model: timm.nest(model.dim // model.heads),),
+    Swin: (timm.SWIN,),
 }
-
-
-def tables(model: Classifier) -> tuple[Table, ...]:
-    if isinstance(model, KerasViT):
-        return (keras.table(model.depth),)
-    return next((TABLES[cls] for cls in type(model).__mro__ if cls in TABLES), ())
 
 
 def load_pretrained(model: Classifier, source: str | Path, *, channels: int = 3) -> dict[str, Any]:
@@ -121,7 +119,8 @@ def _need(package: str, purpose: str) -> Any:
 def _best_fit(model: Classifier, state: State, shapes: Mapping[str, tuple[int, ...]]) -> Converted:
     if all(name.split("/")[0] in ("params", "batch_stats") for name in state):
         return Converted(dict(state), [])
-    fits = [convert(state, table, shapes) for table in tables(model)]
+    tables = next((TABLES[cls] for cls in type(model).__mro__ if cls in TABLES), ())
+    fits = [convert(state, table(model) if callable(table) else table, shapes) for table in tables]
     if not fits:
         raise ValueError(f"no other zoo's names are known for {type(model).__name__}: give a file with our own paths")
     return min(fits, key=lambda fit: len(fit.left_over) + len(fit.arrays.keys() ^ shapes.keys()))

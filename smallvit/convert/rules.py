@@ -79,6 +79,12 @@ def conv(leaf: str, array: np.ndarray, path: str, shapes: Shapes) -> dict[str, n
     return {"kernel": array.transpose(2, 3, 1, 0)} if leaf == "weight" else {"bias": array}
 
 
+def batch_norm(leaf: str, array: np.ndarray, path: str, shapes: Shapes) -> dict[str, np.ndarray]:
+    """Its running moments are no parameters, and the number of batches they were taken from is dropped."""
+    ends = {"weight": "scale", "running_mean": "batch_stats:mean", "running_var": "batch_stats:var"}
+    return {} if leaf == "num_batches_tracked" else {ends.get(leaf, leaf): array}
+
+
 def same(leaf: str, array: np.ndarray, path: str, shapes: Shapes) -> dict[str, np.ndarray]:
     """Taken over with its leading axes of length 1 dropped, as far as our shape asks for it."""
     if not array.size:

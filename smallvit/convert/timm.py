@@ -1,8 +1,21 @@
 """Tables for the models of timm (https://github.com/huggingface/pytorch-image-models)."""
 
 import numpy as np
+from einops import rearrange
 
-from smallvit.convert.rules import Kind, Shapes, Table, dense, dense_part, norm, patch_conv, positions, same
+from smallvit.convert.rules import (
+    Kind,
+    Shapes,
+    Table,
+    batch_norm,
+    conv,
+    dense,
+    dense_part,
+    norm,
+    patch_conv,
+    positions,
+    same,
+)
 
 VIT: Table = {
     "patch_embed.proj": ("patches/dense", patch_conv),
@@ -83,4 +96,69 @@ CAIT: Table = {
     "blocks_token_only.{}.mlp.fc1": ("class_block_{}/mlp/in", dense),
     "blocks_token_only.{}.mlp.fc2": ("class_block_{}/mlp/out", dense),
     "blocks_token_only.{}.gamma_2": ("class_block_{}/mlp_scale/scale", same),
+}
+
+
+def nest(dim_head: int = 32) -> Table:
+    """All published NesTs have heads of dimension 32."""
+
+    def heads_last(leaf: str, array: np.ndarray, path: str, shapes: Shapes) -> dict[str, np.ndarray]:
+        """Timm joins the heads with the head as the fastest axis, we with the head as the slowest."""
+        if leaf == "bias":
+            return {"bias": array}
+        return {"kernel": rearrange(array, "k (d h) -> (h d) k", d=dim_head)}
+
+    def block_positions(leaf: str, array: np.ndarray, path: str, shapes: Shapes) -> dict[str, np.ndarray]:
+        """Positions in each block become positions on the grid; timm's are square."""
+        blocks, tokens = (round(array.shape[axis] ** 0.5) for axis in (1, 2))
+        return {"grid": rearrange(array, "1 (h w) (p q) d -> (h p) (w q) d", h=blocks, p=tokens)}
+
+    return {
+        "patch_embed.proj": ("patches/dense", patch_conv),
+        "levels.{}.pos_embed": ("positions_{}", block_positions),
+        "levels.{}.pool.conv": ("aggregate_{}/conv", conv),
+        "levels.{}.pool.norm": ("aggregate_{}/norm", norm),
+        "levels.{}.transformer_encoder.{}.norm1": ("block_{}_{}/attention_norm", norm),
+        "levels.{}.transformer_encoder.{}.attn.qkv": ("block_{}_{}/attention/qkv", dense),
+        "levels.{}.transformer_encoder.{}.attn.proj": ("block_{}_{}/attention/out", heads_last),
+        "levels.{}.transformer_encoder.{}.norm2": ("block_{}_{}/mlp_norm", norm),
+        "levels.{}.transformer_encoder.{}.mlp.fc1": ("block_{}_{}/mlp/in", dense),
+        "levels.{}.transformer_encoder.{}.mlp.fc2": ("block_{}_{}/mlp/out", dense),
+        "norm": ("norm", norm),
+        "head": ("head", dense),
+    }
+
+
+def distance_bias(leaf: str, array: np.ndarray, path: str, shapes: Shapes) -> dict[str, np.ndarray]:
+    return {"grid": array.T.reshape(shapes[f"{path}/grid"])}
+
+
+def _with_norm(source: str, ours: str) -> Table:
+    return {f"{source}.linear": (f"{ours}/dense", dense), f"{source}.bn": (f"{ours}/norm", batch_norm)}
+
+
+LEVIT: Table = {
+    **{
+        key: entry
+        for i in range(4)
+        for key, entry in {
+            f"stem.conv{i + 1}.linear": (f"stem_{i}/conv", conv),
+            f"stem.conv{i + 1}.bn": (f"stem_{i}/norm", batch_norm),
+        }.items()
+    },
+    **_with_norm("stages.{}.downsample.attn_downsample.kv", "down_{}/kv"),
+    **_with_norm("stages.{}.downsample.attn_downsample.q.ln", "down_{}/q"),
+    **_with_norm("stages.{}.downsample.attn_downsample.proj.ln", "down_{}/out"),
+    "stages.{}.downsample.attn_downsample.attention_biases": ("down_{}/attend/bias", distance_bias),
+    **_with_norm("stages.{}.downsample.mlp.ln1", "down_{}_mlp/in"),
+    **_with_norm("stages.{}.downsample.mlp.ln2", "down_{}_mlp/out"),
+    **_with_norm("stages.{}.blocks.{}.attn.qkv", "block_{}_{}/attention/qkv"),
+    **_with_norm("stages.{}.blocks.{}.attn.proj.ln", "block_{}_{}/attention/out"),
+    "stages.{}.blocks.{}.attn.attention_biases": ("block_{}_{}/attention/attend/bias", distance_bias),
+    **_with_norm("stages.{}.blocks.{}.mlp.ln1", "block_{}_{}/mlp/in"),
+    **_with_norm("stages.{}.blocks.{}.mlp.ln2", "block_{}_{}/mlp/out"),
+    "head.bn": ("norm", batch_norm),
+    "head.linear": ("head", dense),
+    "head_dist.bn": ("distill_norm", batch_norm),
+    "head_dist.linear": ("distill_head", dense),
 }

@@ -12,11 +12,20 @@ from smallvit.layers.block import MLP, Block, DropPath, LayerScale, ramp
 from smallvit.layers.classifier import Classifier
 from smallvit.layers.conv import BatchNorm, Conv, ConvNorm
 from smallvit.layers.dense import Dense, Factory, LayerNorm
-from smallvit.layers.patch import SPT, PatchEmbed, SPTOption, SPTPool, patch_embed, patchify, shifted_copies
+from smallvit.layers.patch import (
+    SPT,
+    PatchEmbed,
+    SPTOption,
+    SPTPool,
+    patch_embed,
+    patchify,
+    shift_image,
+    shifted_copies,
+)
 from smallvit.layers.peg import PEG
 from smallvit.layers.pool import PatchMerger, Pool, check_pool, pool_tokens
 from smallvit.layers.position import ClassToken, PositionEmbed, resample_positions, sincos_2d
-from smallvit.layers.size import Images, Size, check_image, grid_size, pair, patch_of
+from smallvit.layers.size import Images, Size, check_image, grid_size, pair, patch_of, per_stage
 from smallvit.layers.window import (
     RelativeBias,
     WindowAttention,
@@ -62,9 +71,11 @@ __all__ = [
     "patch_embed",
     "patch_of",
     "patchify",
+    "per_stage",
     "pool_tokens",
     "ramp",
     "resample_positions",
+    "shift_image",
     "shifted_copies",
     "sincos_2d",
     "window_allowed",

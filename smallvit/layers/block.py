@@ -62,7 +62,7 @@ class Block(nn.Module):
 
     attention: Factory
     mlp: Factory | None  # None: attention alone
-    norm: Factory = LayerNorm
+    norm: Factory | None = LayerNorm  # None for a paper whose branches normalise themselves
     branches: int = 1
     layer_scale: float | None = None
     drop_path: float = 0.0
@@ -79,7 +79,7 @@ class Block(nn.Module):
         return x + sum(self._branch(name, make, x, context, train) for name in names)
 
     def _branch(self, name: str, make: Factory, x: Array, context: Array | None, train: bool) -> Array:
-        norm = self.norm(name=f"{name}_norm")
+        norm = self.norm(name=f"{name}_norm") if self.norm is not None else lambda x: x
         if context is None:
             x = make(name=name)(norm(x), train=train)
         else:

@@ -41,6 +41,16 @@ def shifted_copies(x: Float[Array, "b H W c"], shift: Size, directions: str = "d
     return jnp.concatenate([x, *(moved(i, j) for i, j in _OFFSETS[directions])], axis=-1)
 
 
+def shift_image(
+    image: Float[Array, "b H W c"], stride: Size, *, spt: SPTOption, shift: Size | None = None
+) -> Float[Array, "b H W k"]:
+    """What of SPT goes before a first layer that overlaps: the shifted copies, by half its stride."""
+    if not spt:
+        return image
+    p, q = pair(stride)
+    return shifted_copies(image, (p // 2, q // 2) if shift is None else shift, spt_directions(spt))
+
+
 class PatchEmbed(nn.Module):
     """Each patch through one Dense; `norm` puts a LayerNorm before and after it."""
 

@@ -19,6 +19,14 @@ def pair(size: Size) -> tuple[int, int]:
     return height, width
 
 
+def per_stage(name: str, value: int | tuple[int, ...], stages: int) -> tuple[int, ...]:
+    """One number for each stage, given as such or as one for all."""
+    values = (value,) * stages if isinstance(value, int) else value
+    if len(values) != stages:
+        raise ValueError(f"{name}={value} must be one number for all stages, or {stages} numbers, one a stage")
+    return values
+
+
 def grid_size(image_size: Size, patch_size: Size) -> tuple[int, int]:
     """How many patches fit into the image, down and across."""
     (height, width), (p, q) = pair(image_size), pair(patch_size)

@@ -2,6 +2,8 @@
 
 from smallvit.models.cait import CaiT
 from smallvit.models.keras_vit import KerasViT
+from smallvit.models.levit import LeViT
+from smallvit.models.nest import NesT
 from smallvit.models.simple_vit import SimpleViT
 from smallvit.models.swin import Swin
 from smallvit.models.vit import SLViT, ViT
@@ -9,6 +11,8 @@ from smallvit.models.vit import SLViT, ViT
 __all__ = [
     "CaiT",
     "KerasViT",
+    "LeViT",
+    "NesT",
     "SLViT",
     "SimpleViT",
     "Swin",

@@ -31,6 +31,7 @@ from smallvit.layers import (
     grid_size,
     pair,
     patch_embed,
+    patch_of,
     patchify,
     ramp,
 )
@@ -120,14 +121,6 @@ class PatchMerge(nn.Module):
         return self.dense(self.dim, use_bias=False, name="dense")(self.norm(name="norm")(patchify(x, 2)))
 
 
-def sixteenth(image_size: Size) -> Size:
-    """The patch that cuts an image into 16 x 16."""
-    height, width = pair(image_size)
-    if height % 16 or width % 16:
-        raise ValueError(f"image size {height} x {width} must be divisible by 16, or give patch_size")
-    return height // 16, width // 16
-
-
 register(
     Swin,
     swin_tiny=dict(image_size=224, dim=96, depth=(2, 2, 6, 2), heads=(3, 6, 12, 24), drop_path=0.2),
@@ -136,7 +129,7 @@ register(
     # The small-data paper's model for 32 and 64 pixels.
     swin_small_data=dict(
         image_size=32,
-        patch_size=sixteenth,
+        patch_size=patch_of(16),
         dim=96,
         depth=(2, 6, 4),
         heads=(3, 6, 12),

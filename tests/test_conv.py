@@ -1,0 +1,49 @@
+"""Convolution and batch normalisation, by hand."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from smallvit.layers import BatchNorm, Conv
+
+
+def test_padding_is_the_same_on_all_sides():
+    image = jnp.arange(16.0).reshape(1, 4, 4, 1)
+    out = Conv(1, 3, 2, 1, use_bias=False).apply({"params": {"kernel": jnp.ones((3, 3, 1, 1))}}, image)
+    np.testing.assert_array_equal(out[0, ..., 0], [[10, 24], [51, 90]])
+
+
+def test_depthwise_channels_stay_apart():
+    image = jax.random.normal(jax.random.key(0), (1, 4, 4, 2))
+    conv = Conv(4, 3, padding=1, depthwise=True)
+    variables = conv.init(jax.random.key(1), image)
+    out, changed = conv.apply(variables, image), conv.apply(variables, image.at[..., 1].add(1.0))
+    assert out.shape == (1, 4, 4, 4)
+    np.testing.assert_array_equal(out[..., :2], changed[..., :2])
+    assert jnp.abs(out[..., 2:] - changed[..., 2:]).min() > 0
+    with pytest.raises(ValueError, match="multiple of 2 channels"):
+        Conv(3, 3, depthwise=True).init(jax.random.key(1), image)
+
+
+def test_batch_norm_trains_with_the_moments_of_the_batch_and_remembers_them():
+    x = jnp.asarray([[1.0, 2.0], [3.0, 2.0], [5.0, 8.0]])
+    norm = BatchNorm()
+    variables = norm.init(jax.random.key(0), x, train=True)
+    np.testing.assert_array_equal(variables["batch_stats"]["mean"], [0, 0])
+    out, state = norm.apply(variables, x, train=True, mutable=["batch_stats"])
+    np.testing.assert_allclose(out, (x - x.mean(0)[None]) / jnp.sqrt(x.var(0) + 1e-5)[None], atol=1e-6)
+    np.testing.assert_allclose(state["batch_stats"]["mean"], [0.3, 0.4], atol=1e-6)
+    np.testing.assert_allclose(state["batch_stats"]["var"], [0.9 + 0.1 * 4, 0.9 + 0.1 * 12], atol=1e-6)
+    evaluated = norm.apply({**variables, **state}, x)
+    np.testing.assert_allclose(evaluated, (x - 0.1 * x.mean(0)[None]) / jnp.sqrt(jnp.asarray([[1.3, 2.1]])), atol=1e-4)
+
+
+def test_batch_norm_computes_in_float32_and_returns_its_dtype():
+    x = (1000 + jax.random.normal(jax.random.key(0), (64, 2))).astype(jnp.bfloat16)
+    norm = BatchNorm(dtype=jnp.bfloat16)
+    variables = norm.init(jax.random.key(0), x)
+    out, state = norm.apply(variables, x, train=True, mutable=["batch_stats"])
+    assert out.dtype == jnp.bfloat16
+    assert {leaf.dtype for leaf in jax.tree.leaves(state)} == {jnp.dtype("float32")}
+    np.testing.assert_allclose(state["batch_stats"]["mean"], 100.0, atol=0.1)
