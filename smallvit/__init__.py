@@ -1,17 +1,20 @@
 """Vision transformers that learn from small image data sets, from scratch, in JAX and Flax."""
 
 from smallvit.layers import SPT, PatchMerger, resample_positions
-from smallvit.models import SimpleViT, SLViT, Swin, ViT
+from smallvit.models import CrossFormer, ScalableViT, SimpleViT, SLViT, Swin, TwinsSVT, ViT
 from smallvit.registry import create_model, list_models
 
 __version__ = "0.1.0"
 
 __all__ = [
     "SPT",
+    "CrossFormer",
     "PatchMerger",
     "SLViT",
+    "ScalableViT",
     "SimpleViT",
     "Swin",
+    "TwinsSVT",
     "ViT",
     "create_model",
     "list_models",

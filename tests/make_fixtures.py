@@ -14,6 +14,7 @@ import torch
 import benchmarks.torch_peers  # noqa: F401, first: it makes the next imports work
 
 from timm.models.swin_transformer import SwinTransformer  # isort: skip
+from timm.models.twins import Twins  # isort: skip
 from timm.models.vision_transformer import ParallelThingsBlock, VisionTransformer  # isort: skip
 from vit_pytorch import vit_for_small_dataset, vit_with_patch_merger  # isort: skip
 from vit_pytorch.simple_vit import SimpleViT  # isort: skip
@@ -37,6 +38,17 @@ def references() -> dict[str, torch.nn.Module]:
         "vit_pytorch_simple_vit": SimpleViT(**SIZES),
         "timm_swin": SwinTransformer(**SWIN),
         "timm_swin_wide": SwinTransformer(**{**SWIN, "img_size": (8, 24), "window_size": (4, 6)}),
+        "timm_twins_svt": Twins(
+            img_size=16,
+            patch_size=1,
+            num_classes=5,
+            embed_dims=(4, 4, 8, 8),
+            num_heads=(1, 1, 2, 2),
+            mlp_ratios=(2, 2, 2, 2),
+            depths=(2, 2, 2, 4),
+            sr_ratios=(8, 4, 2, 1),
+            wss=(4, 2, 4, 2),
+        ),
     }
 
 

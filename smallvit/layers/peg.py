@@ -1,4 +1,4 @@
-"""Positions from the neighbourhood (https://arxiv.org/abs/2102.10882): a depthwise convolution sees the padded border."""
+"""Positions from the neighbourhood (https://arxiv.org/abs/2102.10882): a convolution that feels the border."""
 
 import flax.linen as nn
 import jax.numpy as jnp
