@@ -4,11 +4,14 @@ from smallvit.convert.load import load_pretrained
 from smallvit.layers import SPT, PatchMerger, resample_positions
 from smallvit.models import (
     CaiT,
+    CrossFormer,
     LeViT,
     NesT,
+    ScalableViT,
     SimpleViT,
     SLViT,
     Swin,
+    TwinsSVT,
     ViT,
 )
 from smallvit.registry import create_model, list_models
@@ -18,12 +21,15 @@ __version__ = "0.1.0"
 __all__ = [
     "SPT",
     "CaiT",
+    "CrossFormer",
     "LeViT",
     "NesT",
     "PatchMerger",
     "SLViT",
+    "ScalableViT",
     "SimpleViT",
     "Swin",
+    "TwinsSVT",
     "ViT",
     "create_model",
     "list_models",

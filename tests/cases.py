@@ -28,6 +28,19 @@ _RANDOM = dict(dropout=0.2, emb_dropout=0.2, drop_path=0.3)
 _SWIN = dict(image_size=16, patch_size=2, dim=8, depth=(2, 1), heads=(2, 4), window_size=4, mlp_ratio=2.0)
 _LEVIT = dict(image_size=(48, 64), dim=(16, 24), depth=1, heads=(1, 2), stages=2, dim_key=4, dim_value=6)
 _DROP = dict(dropout=0.2, drop_path=0.3)
+_TWINS = dict(
+    **dict(s1_emb_dim=4, s1_patch_size=2, s1_local_patch_size=3, s1_global_k=4),
+    **dict(s2_emb_dim=8, s2_patch_size=2, s2_local_patch_size=2, s2_global_k=2),
+    **dict(s3_emb_dim=8, s3_patch_size=2, s3_local_patch_size=2, s3_global_k=1, s3_depth=1),
+    **dict(s4_emb_dim=8, s4_patch_size=1, s4_local_patch_size=2, s4_global_k=1, s4_depth=1),
+    **dict(dim_head=4, mlp_ratio=2.0),
+)
+_CROSSFORMER = dict(
+    dim=(8, 16), depth=(2, 2), global_window_size=(2, 1), local_window_size=(3, 2), embed_kernels=(2, 4), dim_head=4
+)
+_SCALABLE = dict(
+    dim=8, heads=(2, 4), depth=(2, 2), ssa_dim_key=(5, 4), reduction_factor=(2, 1), window_size=(3, None), mlp_ratio=2.0
+)
 
 CASES = {
     "vit": Case(smallvit.ViT, {**_VIT, **_RANDOM}),
@@ -88,9 +101,21 @@ CASES = {
         1,
     ),
     "levit": Case(smallvit.LeViT, {**_LEVIT, **_DROP, "residual_init": 1.0}, (48, 64)),
+    "twins_svt": Case(smallvit.TwinsSVT, {**_TWINS, "dropout": 0.1, "drop_path": 0.3}),
+    "crossformer": Case(smallvit.CrossFormer, {**_CROSSFORMER, "dropout": 0.1, "drop_path": 0.3}),
+    "scalable_vit": Case(smallvit.ScalableViT, {**_SCALABLE, "dropout": 0.1, "drop_path": 0.3}, (32, 32)),
 }
 
 COUNTS = {
+    # Added up by hand from the authors' layers, with their head of two; they say 32 million.
+    "scalable_vit_small": 32_000_472,
+    # Added up by hand from the authors' layers, which they give as 27.8 and 30.7 million.
+    "crossformer_tiny": 27_776_794,
+    "crossformer_small": 30_657_394,
+    # timm's figures.
+    "twins_svt_small": 24_060_776,
+    "twins_svt_base": 56_070_952,
+    "twins_svt_large": 99_271_400,
     # timm's figures.
     "vit_tiny_patch16": 5_717_416,
     "vit_small_patch16": 22_050_664,

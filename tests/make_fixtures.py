@@ -19,6 +19,7 @@ from timm.models.swin_transformer import SwinTransformer  # isort: skip
 from timm.models.cait import Cait  # isort: skip
 from timm.models.levit import LevitDistilled  # isort: skip
 from timm.models.nest import Nest  # isort: skip
+from timm.models.twins import Twins  # isort: skip
 from timm.models.vision_transformer import ParallelThingsBlock, VisionTransformer  # isort: skip
 from vit_pytorch import vit, vit_for_small_dataset, vit_with_patch_merger  # isort: skip
 from vit_pytorch.simple_vit import SimpleViT  # isort: skip
@@ -57,6 +58,17 @@ def references() -> dict[str, torch.nn.Module]:
         ),
         "timm_levit": LevitDistilled(
             img_size=(32, 48), num_classes=5, embed_dim=(8, 16), key_dim=4, depth=(1, 1), num_heads=(1, 2)
+        ),
+        "timm_twins_svt": Twins(
+            img_size=16,
+            patch_size=1,
+            num_classes=5,
+            embed_dims=(4, 4, 8, 8),
+            num_heads=(1, 1, 2, 2),
+            mlp_ratios=(2, 2, 2, 2),
+            depths=(2, 2, 2, 4),
+            sr_ratios=(8, 4, 2, 1),
+            wss=(4, 2, 4, 2),
         ),
     }
 

@@ -7,7 +7,15 @@ import jax
 import numpy as np
 import pytest
 
-from smallvit import CaiT, LeViT, NesT, SimpleViT, Swin, ViT
+from smallvit import (
+    CaiT,
+    LeViT,
+    NesT,
+    SimpleViT,
+    Swin,
+    TwinsSVT,
+    ViT,
+)
 from smallvit.convert import Table, convert, timm, vit_pytorch
 from smallvit.layers import Classifier
 from smallvit.paths import by_path, nested
@@ -52,6 +60,29 @@ PARITY: dict[str, tuple[Classifier, Table]] = {
             num_distill_classes="same",
         ),
         timm.LEVIT,
+    ),
+    "timm_twins_svt": (
+        TwinsSVT(
+            num_classes=5,
+            s1_emb_dim=4,
+            s2_emb_dim=4,
+            s3_emb_dim=8,
+            s4_emb_dim=8,
+            s1_patch_size=1,
+            s1_local_patch_size=4,
+            s2_local_patch_size=2,
+            s3_local_patch_size=4,
+            s4_local_patch_size=2,
+            s1_global_k=8,
+            s2_global_k=4,
+            s3_global_k=2,
+            s4_global_k=1,
+            s3_depth=1,
+            s4_depth=2,
+            dim_head=4,
+            mlp_ratio=2.0,
+        ),
+        timm.TWINS_SVT,
     ),
 }
 

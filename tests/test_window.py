@@ -39,7 +39,7 @@ def reach(module, grid) -> np.ndarray:
     """reach[i, j] says whether token j has an influence on token i."""
     x = jax.random.normal(KEY, (1, *grid, 4))
     variables = module.init(KEY, x)
-    jacobian = jax.jacobian(lambda x: module.apply(variables, x).sum(-1))(x)
+    jacobian = jax.jit(jax.jacobian(lambda x: module.apply(variables, x).sum(-1)))(x)
     return np.asarray(jnp.abs(jacobian).sum(-1)).reshape(grid[0] * grid[1], -1) > 0
 
 

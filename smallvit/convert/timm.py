@@ -162,3 +162,28 @@ LEVIT: Table = {
     "head_dist.bn": ("distill_norm", batch_norm),
     "head_dist.linear": ("distill_head", dense),
 }
+
+
+def twins_out(leaf: str, array: np.ndarray, path: str, shapes: Shapes) -> dict[str, np.ndarray]:
+    """Local and global attention have one name there, two here."""
+    out = "window/out" if f"{path}/window/out/kernel" in shapes else "out"
+    return {f"{out}/{end}": a for end, a in dense(leaf, array, path, shapes).items()}
+
+
+TWINS_SVT: Table = {
+    "patch_embeds.{}.proj": ("patches_{}/dense", patch_conv),
+    "patch_embeds.{}.norm": ("patches_{}_norm", norm),
+    "pos_block.{}.proj.0": ("peg_{}/conv", conv),
+    "blocks.{}.{}.norm1": ("stage_{}_block_{}/attention_norm", norm),
+    "blocks.{}.{}.attn.qkv": ("stage_{}_block_{}/attention/window/qkv", dense),
+    "blocks.{}.{}.attn.q": ("stage_{}_block_{}/attention/q", dense),
+    "blocks.{}.{}.attn.kv": ("stage_{}_block_{}/attention/kv", dense),
+    "blocks.{}.{}.attn.sr": ("stage_{}_block_{}/attention/reduce", patch_conv),
+    "blocks.{}.{}.attn.norm": ("stage_{}_block_{}/attention/reduce_norm", norm),
+    "blocks.{}.{}.attn.proj": ("stage_{}_block_{}/attention", twins_out),
+    "blocks.{}.{}.norm2": ("stage_{}_block_{}/mlp_norm", norm),
+    "blocks.{}.{}.mlp.fc1": ("stage_{}_block_{}/mlp/in", dense),
+    "blocks.{}.{}.mlp.fc2": ("stage_{}_block_{}/mlp/out", dense),
+    "norm": ("norm", norm),
+    "head": ("head", dense),
+}

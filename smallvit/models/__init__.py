@@ -1,20 +1,26 @@
 """One paper, one file, one public class and its presets; importing this registers all of them."""
 
 from smallvit.models.cait import CaiT
+from smallvit.models.crossformer import CrossFormer
 from smallvit.models.keras_vit import KerasViT
 from smallvit.models.levit import LeViT
 from smallvit.models.nest import NesT
+from smallvit.models.scalable_vit import ScalableViT
 from smallvit.models.simple_vit import SimpleViT
 from smallvit.models.swin import Swin
+from smallvit.models.twins_svt import TwinsSVT
 from smallvit.models.vit import SLViT, ViT
 
 __all__ = [
     "CaiT",
+    "CrossFormer",
     "KerasViT",
     "LeViT",
     "NesT",
     "SLViT",
+    "ScalableViT",
     "SimpleViT",
     "Swin",
+    "TwinsSVT",
     "ViT",
 ]
