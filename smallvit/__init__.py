@@ -1,7 +1,7 @@
 """Vision transformers that learn from small image data sets, from scratch, in JAX and Flax."""
 
 from smallvit.layers import SPT, PatchMerger, resample_positions
-from smallvit.models import CaiT, SimpleViT, SLViT, ViT
+from smallvit.models import CaiT, CrossViT, DeepViT, PiT, SimpleViT, SLViT, ViT
 from smallvit.registry import create_model, list_models
 
 __version__ = "0.1.0"
@@ -9,7 +9,10 @@ __version__ = "0.1.0"
 __all__ = [
     "SPT",
     "CaiT",
+    "CrossViT",
+    "DeepViT",
     "PatchMerger",
+    "PiT",
     "SLViT",
     "SimpleViT",
     "ViT",

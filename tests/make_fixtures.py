@@ -14,8 +14,11 @@ import torch
 import benchmarks.torch_peers  # noqa: F401, first: it makes the next imports work
 
 from timm.models.cait import Cait  # isort: skip
+from timm.models.crossvit import CrossVit  # isort: skip
+from timm.models.pit import PoolingVisionTransformer  # isort: skip
 from timm.models.vision_transformer import ParallelThingsBlock, VisionTransformer  # isort: skip
 from vit_pytorch import vit_for_small_dataset, vit_with_patch_merger  # isort: skip
+from vit_pytorch.deepvit import DeepViT  # isort: skip
 from vit_pytorch.simple_vit import SimpleViT  # isort: skip
 
 FOLDER = Path(__file__).parent / "fixtures"
@@ -33,6 +36,27 @@ def references() -> dict[str, torch.nn.Module]:
         "vit_pytorch_patch_merger": vit_with_patch_merger.ViT(**SIZES, patch_merge_layer=1, patch_merge_num_tokens=3),
         "vit_pytorch_simple_vit": SimpleViT(**SIZES),
         "timm_cait": Cait(**TIMM, mlp_ratio_token_only=1.5),
+        "timm_pit": PoolingVisionTransformer(
+            img_size=16,
+            patch_size=4,
+            stride=2,
+            base_dims=(8, 8),
+            depth=(1, 2),
+            heads=(1, 2),
+            mlp_ratio=2,
+            num_classes=5,
+        ),
+        "vit_pytorch_deepvit": DeepViT(**SIZES),
+        "timm_crossvit": CrossVit(
+            img_size=16,
+            img_scale=(1.0, 0.75),
+            patch_size=(4, 6),
+            embed_dim=(8, 12),
+            depth=((1, 2, 0), (1, 2, 0)),
+            num_heads=(2, 2),
+            mlp_ratio=(1.5, 1.5, 1),
+            num_classes=5,
+        ),
     }
 
 

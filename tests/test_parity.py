@@ -8,12 +8,17 @@ import numpy as np
 import pytest
 from flax.traverse_util import flatten_dict, unflatten_dict
 
-from smallvit import CaiT, SimpleViT, ViT
+from smallvit import CaiT, CrossViT, DeepViT, PiT, SimpleViT, ViT
 from smallvit.convert import Table, convert, timm, vit_pytorch
 from smallvit.layers import Classifier
 
 SIZES = dict(image_size=16, patch_size=4, num_classes=5, dim=16, depth=2, heads=2, dim_head=8, mlp_dim=24)
 LUCID = {**SIZES, "qkv_bias": False, "norm_eps": 1e-5}
+CROSSVIT = dict(
+    **dict(image_size=16, lg_image_size=12, num_classes=5, depth=2, cross_attn_heads=2),
+    **dict(sm_dim=8, sm_patch_size=4, sm_enc_depth=1, sm_enc_heads=2, sm_enc_mlp_dim=12),
+    **dict(lg_dim=12, lg_patch_size=6, lg_enc_depth=2, lg_enc_heads=2, lg_enc_mlp_dim=18),
+)
 
 PARITY: dict[str, tuple[Classifier, Table]] = {
     "timm_vit": (ViT(**SIZES), timm.VIT),
@@ -30,6 +35,12 @@ PARITY: dict[str, tuple[Classifier, Table]] = {
     ),
     "vit_pytorch_simple_vit": (SimpleViT(**LUCID, patch_norm=True), vit_pytorch.SIMPLE_VIT),
     "timm_cait": (CaiT(**SIZES), timm.CAIT),
+    "timm_pit": (
+        PiT(image_size=16, patch_size=4, num_classes=5, dim=8, depth=(1, 2), heads=(1, 2), mlp_dim=(16, 32)),
+        timm.PIT,
+    ),
+    "vit_pytorch_deepvit": (DeepViT(**LUCID, patch_norm=True), vit_pytorch.DEEPVIT),
+    "timm_crossvit": (CrossViT(**CROSSVIT), timm.CROSSVIT),
 }
 
 

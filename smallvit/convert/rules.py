@@ -75,6 +75,10 @@ def patch_conv(leaf: str, array: np.ndarray, path: str, shapes: Shapes) -> dict[
     return {"kernel": array.transpose(2, 3, 1, 0).reshape(-1, array.shape[0])}
 
 
+def conv(leaf: str, array: np.ndarray, path: str, shapes: Shapes) -> dict[str, np.ndarray]:
+    return {"kernel": array.transpose(2, 3, 1, 0)} if leaf == "weight" else {"bias": array}
+
+
 def same(leaf: str, array: np.ndarray, path: str, shapes: Shapes) -> dict[str, np.ndarray]:
     """Taken over with its leading axes of length 1 dropped, as far as our shape asks for it."""
     wanted = shapes.get(path, array.shape)
@@ -89,3 +93,8 @@ def positions(leaf: str, array: np.ndarray, path: str, shapes: Shapes) -> dict[s
         h = w = round((len(table) - prefix) ** 0.5)
     grid = table[prefix : prefix + h * w].reshape(h, w, -1)
     return {"prefix": table[:prefix], "grid": grid} if prefix else {"grid": grid}
+
+
+def position_planes(leaf: str, array: np.ndarray, path: str, shapes: Shapes) -> dict[str, np.ndarray]:
+    """Positions as an image, channels first."""
+    return {"grid": array[0].transpose(1, 2, 0)}

@@ -11,7 +11,16 @@ from smallvit.layers.attention import Attend, Attention, HeadMix, LSAOption
 from smallvit.layers.block import MLP, Block, DropPath, LayerScale
 from smallvit.layers.classifier import Classifier
 from smallvit.layers.dense import Dense, Factory, LayerNorm
-from smallvit.layers.patch import SPT, PatchEmbed, SPTOption, SPTPool, patch_embed, patchify, shifted_copies
+from smallvit.layers.patch import (
+    SPT,
+    PatchEmbed,
+    SPTOption,
+    SPTPool,
+    patch_embed,
+    patchify,
+    shifted_copies,
+    spt_directions,
+)
 from smallvit.layers.pool import PatchMerger, Pool, check_pool, pool_tokens
 from smallvit.layers.position import ClassToken, PositionEmbed, resample_positions, sincos_2d
 from smallvit.layers.size import Images, Size, check_image, grid_size, pair, patch_of
@@ -50,4 +59,5 @@ __all__ = [
     "resample_positions",
     "shifted_copies",
     "sincos_2d",
+    "spt_directions",
 ]
