@@ -104,6 +104,28 @@ CASES = {
     "twins_svt": Case(smallvit.TwinsSVT, {**_TWINS, "dropout": 0.1, "drop_path": 0.3}),
     "crossformer": Case(smallvit.CrossFormer, {**_CROSSFORMER, "dropout": 0.1, "drop_path": 0.3}),
     "scalable_vit": Case(smallvit.ScalableViT, {**_SCALABLE, "dropout": 0.1, "drop_path": 0.3}, (32, 32)),
+    "pit": Case(
+        smallvit.PiT,  # a grid of 7 x 7 becomes 4 x 4
+        {**_RANDOM, **dict(image_size=16, patch_size=4, dim=8, depth=(1, 1), heads=(1, 2), mlp_dim=16, token_std=1.0)},
+    ),
+    "pit_small_data": Case(
+        smallvit.PiT,
+        dict(
+            **dict(image_size=(8, 16), patch_size=2, stride=2, dim=8, depth=(1, 1), heads=2, mlp_dim=(12, 16)),
+            **dict(class_position=True, pool_dense=True, qkv_bias=False, dropout=0.3),
+        ),
+        (8, 16),
+    ),
+    "deepvit": Case(smallvit.DeepViT, {**_VIT, **_RANDOM}),
+    "crossvit": Case(
+        smallvit.CrossViT,
+        {
+            **_RANDOM,
+            **dict(image_size=16, lg_image_size=12, depth=1, cross_attn_heads=2, token_std=1.0),
+            **dict(sm_dim=8, sm_patch_size=4, sm_enc_depth=1, sm_enc_heads=2, sm_enc_mlp_dim=12),
+            **dict(lg_dim=12, lg_patch_size=6, lg_enc_depth=1, lg_enc_heads=3, lg_enc_mlp_dim=16),
+        },
+    ),
 }
 
 COUNTS = {
@@ -148,6 +170,16 @@ COUNTS = {
     "cait_xxs24": 11_956_264,
     "cait_s24": 46_916_200,
     "cait_small_data": 9_020_618 + 990 * 193,
+    # timm's figures, and the paper's 6,972,586 for 10 classes.
+    "pit_ti": 4_847_272,
+    "pit_s": 23_461_912,
+    "pit_b": 73_764_840,
+    "pit_small_data": 6_972_586 + 990 * 385,
+    # timm's ViT of these sizes, and in each block a mix of 12 x 12 with a norm of 2 x 12.
+    "deepvit_s": 24_423_784 + 16 * (12 * 12 + 2 * 12),
+    # timm's figures.
+    "crossvit_tiny": 7_014_800,
+    "crossvit_small": 26_856_272,
 }
 
 # At an image size and a number of classes: plain, with SPT and LSA.
@@ -162,4 +194,7 @@ SMALL_DATA_COUNTS = {
     ("cait_small_data", 32, 10): (9_020_618, 9_058_066),
     ("cait_small_data", 32, 100): (9_037_988, 9_075_436),
     ("cait_small_data", 64, 200): (9_084_936, 9_234_416),
+    ("pit_small_data", 32, 10): (6_972_586, 8_642_014),
+    ("pit_small_data", 32, 100): (7_007_236, 8_676_664),
+    ("pit_small_data", 64, 200): (7_049_192, 8_732_804),
 }

@@ -20,8 +20,19 @@ from timm.models.cait import Cait  # isort: skip
 from timm.models.levit import LevitDistilled  # isort: skip
 from timm.models.nest import Nest  # isort: skip
 from timm.models.twins import Twins  # isort: skip
-from timm.models.vision_transformer import ParallelThingsBlock, VisionTransformer  # isort: skip
-from vit_pytorch import vit, vit_for_small_dataset, vit_with_patch_merger  # isort: skip
+from timm.models.vision_transformer import (
+    ParallelThingsBlock,
+    VisionTransformer,  # isort: skip,
+)
+from vit_pytorch import (
+    vit,
+    vit_for_small_dataset,
+    vit_with_patch_merger,  # isort: skip,
+)
+
+from timm.models.crossvit import CrossVit  # isort: skip
+from timm.models.pit import PoolingVisionTransformer  # isort: skip
+from vit_pytorch.deepvit import DeepViT  # isort: skip
 from vit_pytorch.simple_vit import SimpleViT  # isort: skip
 
 FOLDER = Path(__file__).parent / "fixtures"
@@ -69,6 +80,27 @@ def references() -> dict[str, torch.nn.Module]:
             depths=(2, 2, 2, 4),
             sr_ratios=(8, 4, 2, 1),
             wss=(4, 2, 4, 2),
+        ),
+        "timm_pit": PoolingVisionTransformer(
+            img_size=16,
+            patch_size=4,
+            stride=2,
+            base_dims=(8, 8),
+            depth=(1, 2),
+            heads=(1, 2),
+            mlp_ratio=2,
+            num_classes=5,
+        ),
+        "vit_pytorch_deepvit": DeepViT(**SIZES),
+        "timm_crossvit": CrossVit(
+            img_size=16,
+            img_scale=(1.0, 0.75),
+            patch_size=(4, 6),
+            embed_dim=(8, 12),
+            depth=((1, 2, 0), (1, 2, 0)),
+            num_heads=(2, 2),
+            mlp_ratio=(1.5, 1.5, 1),
+            num_classes=5,
         ),
     }
 

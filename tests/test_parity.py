@@ -9,8 +9,11 @@ import pytest
 
 from smallvit import (
     CaiT,
+    CrossViT,
+    DeepViT,
     LeViT,
     NesT,
+    PiT,
     SimpleViT,
     Swin,
     TwinsSVT,
@@ -23,6 +26,11 @@ from smallvit.paths import by_path, nested
 SIZES = dict(image_size=16, patch_size=4, num_classes=5, dim=16, depth=2, heads=2, dim_head=8, mlp_dim=24)
 LUCID = {**SIZES, "qkv_bias": False, "norm_eps": 1e-5}
 SWIN = dict(image_size=16, patch_size=2, num_classes=5, dim=8, depth=(2, 2), heads=(2, 4), window_size=4, mlp_ratio=2.0)
+CROSSVIT = dict(
+    **dict(image_size=16, lg_image_size=12, num_classes=5, depth=2, cross_attn_heads=2),
+    **dict(sm_dim=8, sm_patch_size=4, sm_enc_depth=1, sm_enc_heads=2, sm_enc_mlp_dim=12),
+    **dict(lg_dim=12, lg_patch_size=6, lg_enc_depth=2, lg_enc_heads=2, lg_enc_mlp_dim=18),
+)
 
 PARITY: dict[str, tuple[Classifier, Table]] = {
     "timm_vit": (ViT(**SIZES), timm.VIT),
@@ -84,6 +92,12 @@ PARITY: dict[str, tuple[Classifier, Table]] = {
         ),
         timm.TWINS_SVT,
     ),
+    "timm_pit": (
+        PiT(image_size=16, patch_size=4, num_classes=5, dim=8, depth=(1, 2), heads=(1, 2), mlp_dim=(16, 32)),
+        timm.PIT,
+    ),
+    "vit_pytorch_deepvit": (DeepViT(**LUCID, patch_norm=True), vit_pytorch.DEEPVIT),
+    "timm_crossvit": (CrossViT(**CROSSVIT), timm.CROSSVIT),
 }
 
 

@@ -89,6 +89,16 @@ def test_spt_as_pooling_on_a_rectangular_grid(prefix: int):
         np.testing.assert_allclose(out[:, 0], tokens[:, 0] @ variables["params"]["cls"]["kernel"], atol=1e-5)
 
 
+def test_spt_as_pooling_pads_an_odd_grid_with_zeros():
+    tokens = jax.random.normal(jax.random.key(0), (2, 3 * 5, 4))
+    pool = SPTPool(8, (3, 5))
+    variables = pool.init(jax.random.key(1), tokens)
+    even = jnp.zeros((2, 4, 6, 4)).at[:, :3, :5].set(tokens.reshape(2, 3, 5, 4))
+    np.testing.assert_allclose(
+        pool.apply(variables, tokens), SPTPool(8, (4, 6)).apply(variables, even.reshape(2, 24, 4)), atol=1e-6
+    )
+
+
 def test_a_shift_of_the_image_by_one_patch_shifts_the_tokens():
     image = jnp.zeros((1, 16, 16, 3)).at[:, 4:8, 4:8].set(jax.random.normal(jax.random.key(0), (4, 4, 3)))
     spt = SPT(8, 4)

@@ -101,3 +101,8 @@ def positions(leaf: str, array: np.ndarray, path: str, shapes: Shapes) -> dict[s
         h = w = round((len(table) - prefix) ** 0.5)
     grid = table[prefix : prefix + h * w].reshape(h, w, -1)
     return {"prefix": table[:prefix], "grid": grid} if prefix else {"grid": grid}
+
+
+def position_planes(leaf: str, array: np.ndarray, path: str, shapes: Shapes) -> dict[str, np.ndarray]:
+    """Positions as an image, channels first."""
+    return {"grid": array[0].transpose(1, 2, 0)}

@@ -13,6 +13,7 @@ from smallvit.convert.rules import (
     dense_part,
     norm,
     patch_conv,
+    position_planes,
     positions,
     same,
 )
@@ -187,3 +188,47 @@ TWINS_SVT: Table = {
     "norm": ("norm", norm),
     "head": ("head", dense),
 }
+PIT: Table = {
+    "patch_embed.conv": ("patches", conv),
+    "cls_token": ("cls/token", same),
+    "pos_embed": ("positions", position_planes),
+    "transformers.{}.pool.conv": ("pool_{}/conv", conv),
+    "transformers.{}.pool.fc": ("pool_{}/cls", dense),
+    "transformers.{}.blocks.{}.norm1": ("stage_{}_block_{}/attention_norm", norm),
+    "transformers.{}.blocks.{}.attn.qkv": ("stage_{}_block_{}/attention/qkv", dense),
+    "transformers.{}.blocks.{}.attn.proj": ("stage_{}_block_{}/attention/out", dense),
+    "transformers.{}.blocks.{}.norm2": ("stage_{}_block_{}/mlp_norm", norm),
+    "transformers.{}.blocks.{}.mlp.fc1": ("stage_{}_block_{}/mlp/in", dense),
+    "transformers.{}.blocks.{}.mlp.fc2": ("stage_{}_block_{}/mlp/out", dense),
+    "norm": ("norm", norm),
+    "head": ("head", dense),
+}
+
+
+def _crossvit(number: int, name: str) -> Table:
+    block, visit = f"blocks.{{}}.blocks.{number}.{{}}.", f"{name}_{{}}_visit/"
+    return {
+        f"patch_embed.{number}.proj": (f"{name}_patches/dense", patch_conv),
+        f"cls_token_{number}": (f"{name}_cls/token", same),
+        f"pos_embed_{number}": (f"{name}_positions", positions),
+        f"{block}norm1": (f"{name}_{{}}_block_{{}}/attention_norm", norm),
+        f"{block}attn.qkv": (f"{name}_{{}}_block_{{}}/attention/qkv", dense),
+        f"{block}attn.proj": (f"{name}_{{}}_block_{{}}/attention/out", dense),
+        f"{block}norm2": (f"{name}_{{}}_block_{{}}/mlp_norm", norm),
+        f"{block}mlp.fc1": (f"{name}_{{}}_block_{{}}/mlp/in", dense),
+        f"{block}mlp.fc2": (f"{name}_{{}}_block_{{}}/mlp/out", dense),
+        f"blocks.{{}}.projs.{number}.0": (f"{visit}go_norm", norm),
+        f"blocks.{{}}.projs.{number}.2": (f"{visit}go", dense),
+        f"blocks.{{}}.fusion.{number}.norm1": (f"{visit}read_0/attention_norm", norm),
+        f"blocks.{{}}.fusion.{number}.attn.wq": (f"{visit}read_0/attention/q", dense),
+        f"blocks.{{}}.fusion.{number}.attn.wk": (f"{visit}read_0/attention/kv", dense_part(0)),
+        f"blocks.{{}}.fusion.{number}.attn.wv": (f"{visit}read_0/attention/kv", dense_part(1)),
+        f"blocks.{{}}.fusion.{number}.attn.proj": (f"{visit}read_0/attention/out", dense),
+        f"blocks.{{}}.revert_projs.{number}.0": (f"{visit}return_norm", norm),
+        f"blocks.{{}}.revert_projs.{number}.2": (f"{visit}return", dense),
+        f"norm.{number}": (f"{name}_norm", norm),
+        f"head.{number}": (f"head/{name}", dense),
+    }
+
+
+CROSSVIT: Table = {**_crossvit(0, "sm"), **_crossvit(1, "lg")}

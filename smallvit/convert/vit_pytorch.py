@@ -73,3 +73,14 @@ SIMPLE_VIT: Table = {
     "transformer.norm": ("norm", norm),
     "linear_head": ("head", dense),
 }
+
+DEEPVIT: Table = {
+    **_BLOCKS,
+    **_NORMED_PATCHES,
+    "cls_token": ("cls/token", same),
+    "pos_embedding": ("positions", positions),
+    "transformer.layers.{}.0.reattn_weights": ("block_{}/attention/attend/post/mix/kernel", same),
+    "transformer.layers.{}.0.reattn_norm.1": ("block_{}/attention/attend/post/norm", norm),
+    "mlp_head.0": ("norm", norm),
+    "mlp_head.1": ("head", dense),
+}

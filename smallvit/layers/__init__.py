@@ -21,6 +21,7 @@ from smallvit.layers.patch import (
     patchify,
     shift_image,
     shifted_copies,
+    spt_directions,
 )
 from smallvit.layers.peg import PEG
 from smallvit.layers.pool import PatchMerger, Pool, check_pool, pool_tokens
@@ -78,6 +79,7 @@ __all__ = [
     "shift_image",
     "shifted_copies",
     "sincos_2d",
+    "spt_directions",
     "window_allowed",
     "window_merge",
     "window_offsets",

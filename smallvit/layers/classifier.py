@@ -20,7 +20,10 @@ class Classifier(nn.Module, kw_only=True):
     def setup(self) -> None:
         if self.num_classes < 0:
             raise ValueError(f"num_classes={self.num_classes} must be positive, or 0 for features without a head")
-        self.head = Dense(self.num_classes, dtype=self.dtype) if self.num_classes else None
+        self.head = self.make_head() if self.num_classes else None
+
+    def make_head(self) -> nn.Module:
+        return Dense(self.num_classes, dtype=self.dtype)
 
     def __call__(self, image: Images, *, train: bool = False) -> Float[Array, "b k"]:
         x = self.pooled(self.features(image, train=train), train=train)

@@ -91,7 +91,10 @@ class SPT(nn.Module):
 
 
 class SPTPool(nn.Module):
-    """SPT between two stages: every 2 x 2 tokens of the grid become one; a class token takes its own Dense."""
+    """SPT between two stages: every 2 x 2 tokens of the grid become one; a class token takes its own Dense.
+
+    A grid with an odd side gets a row or column of zeros at its end.
+    """
 
     dim: int
     grid: tuple[int, int]
@@ -107,6 +110,7 @@ class SPTPool(nn.Module):
         if prefix < 0:
             raise ValueError(f"{x.shape[1]} tokens do not fill a grid of {h} x {w}: give the grid of these tokens")
         tokens = rearrange(x[:, prefix:], "b (h w) d -> b h w d", h=h)
+        tokens = jnp.pad(tokens, ((0, 0), (0, h % 2), (0, w % 2), (0, 0)))
         pool = partial(SPT, directions=spt_directions(self.spt), dense=self.dense, norm=self.norm)
         tokens = pool(self.dim, 2, shift=self.shift, name="spt")(tokens)
         if not prefix:

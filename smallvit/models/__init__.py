@@ -2,9 +2,12 @@
 
 from smallvit.models.cait import CaiT
 from smallvit.models.crossformer import CrossFormer
+from smallvit.models.crossvit import CrossViT
+from smallvit.models.deepvit import DeepViT
 from smallvit.models.keras_vit import KerasViT
 from smallvit.models.levit import LeViT
 from smallvit.models.nest import NesT
+from smallvit.models.pit import PiT
 from smallvit.models.scalable_vit import ScalableViT
 from smallvit.models.simple_vit import SimpleViT
 from smallvit.models.swin import Swin
@@ -14,9 +17,12 @@ from smallvit.models.vit import SLViT, ViT
 __all__ = [
     "CaiT",
     "CrossFormer",
+    "CrossViT",
+    "DeepViT",
     "KerasViT",
     "LeViT",
     "NesT",
+    "PiT",
     "SLViT",
     "ScalableViT",
     "SimpleViT",
