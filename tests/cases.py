@@ -17,6 +17,7 @@ class Case:
     size: tuple[int, int] = (16, 16)
     channels: int = 3
     random: bool = True  # something is random in training, given a rate
+    idle: str | None = None  # parameters below this path have no effect, by the authors' own design
 
     def make(self, **changes: Any) -> Classifier:
         return self.cls(**{"num_classes": 7, **self.fields, **changes})
@@ -25,6 +26,11 @@ class Case:
 _VIT = dict(image_size=16, patch_size=4, dim=16, depth=2, heads=2, dim_head=8, mlp_dim=24, token_std=1.0)
 _RANDOM = dict(dropout=0.2, emb_dropout=0.2, drop_path=0.3)
 _LEVIT = dict(image_size=(48, 64), dim=(16, 24), depth=1, heads=(1, 2), stages=2, dim_key=4, dim_value=6)
+_CVT = {
+    f"s{stage}_{name}": value
+    for stage in (1, 2, 3)
+    for name, value in dict(emb_dim=8 * stage, emb_kernel=3, emb_stride=2, heads=stage, depth=1, mlp_mult=2).items()
+}
 _DROP = dict(dropout=0.2, drop_path=0.3)
 
 CASES = {
@@ -52,6 +58,9 @@ CASES = {
         1,
     ),
     "levit": Case(smallvit.LeViT, {**_LEVIT, **_DROP, "residual_init": 1.0}, (48, 64)),
+    # In the last block only the class token's query counts, and it takes no convolution.
+    "cvt": Case(smallvit.CvT, {**_CVT, **_DROP}, idle="block_2_0/attention/q_conv/"),
+    "cvt_mean": Case(smallvit.CvT, {**_CVT, "pool": "mean", "s2_kv_proj_stride": 1, "dropout": 0.3}, (9, 20), 1),
 }
 
 COUNTS = {
@@ -73,6 +82,9 @@ COUNTS = {
     "levit_192": 10_947_069,
     "levit_256": 18_893_876,
     "levit_384": 39_128_836,
+    # The figures of transformers.
+    "cvt_13": 19_997_480,
+    "cvt_21": 31_622_696,
     # The paper's 2,692,426 for 10 classes, and 990 more rows of the head.
     "vit_small_data": 2_692_426 + 990 * 193,
 }

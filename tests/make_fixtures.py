@@ -17,6 +17,7 @@ import benchmarks.torch_peers  # noqa: F401, first: it makes the next imports wo
 from timm.models.levit import LevitDistilled  # isort: skip
 from timm.models.nest import Nest  # isort: skip
 from timm.models.vision_transformer import ParallelThingsBlock, VisionTransformer  # isort: skip
+from transformers import CvtConfig, CvtForImageClassification  # isort: skip
 from vit_pytorch import vit_for_small_dataset, vit_with_patch_merger  # isort: skip
 from vit_pytorch.simple_vit import SimpleViT  # isort: skip
 
@@ -47,6 +48,11 @@ def references() -> dict[str, torch.nn.Module]:
         "timm_levit": LevitDistilled(
             img_size=(32, 48), num_classes=5, embed_dim=(8, 16), key_dim=4, depth=(1, 1), num_heads=(1, 2)
         ),
+        "transformers_cvt": CvtForImageClassification(
+            CvtConfig(
+                num_labels=5, embed_dim=(4, 4, 6), num_heads=(1, 2, 3), depth=(1, 2, 3), mlp_ratio=(2.0, 2.0, 2.0)
+            )
+        ),
     }
 
 
@@ -69,10 +75,13 @@ def main(names: list[str]) -> None:
             continue
         generator = torch.Generator().manual_seed(seed)
         randomise(model, generator)
-        size = {"timm_levit": (32, 48)}.get(name, (8, 24) if name.endswith("wide") else (16, 16))
+        size = {"timm_levit": (32, 48), "transformers_cvt": (24, 24)}.get(
+            name, (8, 24) if name.endswith("wide") else (16, 16)
+        )
         image = torch.randn(2, 3, *size, generator=generator)
         with torch.inference_mode():
             output = model.eval()(image)
+            output = getattr(output, "logits", output)
         state = {f"state/{key}": value.numpy() for key, value in model.state_dict().items()}
         nhwc = image.permute(0, 2, 3, 1).numpy()
         np.savez_compressed(FOLDER / f"{name}.npz", image=nhwc, output=output.numpy(), **state)

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from flax.traverse_util import flatten_dict, unflatten_dict
 
-from smallvit import LeViT, NesT, SimpleViT, ViT
-from smallvit.convert import Table, convert, timm, vit_pytorch
+from smallvit import CvT, LeViT, NesT, SimpleViT, ViT
+from smallvit.convert import Table, convert, timm, transformers, vit_pytorch
 from smallvit.layers import Classifier
 
 SIZES = dict(image_size=16, patch_size=4, num_classes=5, dim=16, depth=2, heads=2, dim_head=8, mlp_dim=24)
@@ -46,6 +46,21 @@ PARITY: dict[str, tuple[Classifier, Table]] = {
             num_distill_classes="same",
         ),
         timm.LEVIT,
+    ),
+    "transformers_cvt": (
+        CvT(
+            num_classes=5,
+            s1_emb_dim=4,
+            s2_emb_dim=4,
+            s3_emb_dim=6,
+            s2_heads=2,
+            s3_heads=3,
+            s3_depth=3,
+            s1_mlp_mult=2,
+            s2_mlp_mult=2,
+            s3_mlp_mult=2,
+        ),
+        transformers.CVT,
     ),
 }
 

@@ -1,8 +1,9 @@
 """One paper, one file, one public class and its presets; importing this registers all of them."""
 
+from smallvit.models.cvt import CvT
 from smallvit.models.levit import LeViT
 from smallvit.models.nest import NesT
 from smallvit.models.simple_vit import SimpleViT
 from smallvit.models.vit import SLViT, ViT
 
-__all__ = ["LeViT", "NesT", "SLViT", "SimpleViT", "ViT"]
+__all__ = ["CvT", "LeViT", "NesT", "SLViT", "SimpleViT", "ViT"]
