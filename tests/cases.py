@@ -18,6 +18,7 @@ class Case:
     size: tuple[int, int] = (16, 16)
     channels: int = 3
     random: bool = True  # something is random in training, given a rate
+    idle: str | None = None  # parameters below this path have no effect, by the authors' own design
 
     def make(self, **changes: Any) -> Classifier:
         return self.cls(**{"num_classes": 7, **self.fields, **changes})
@@ -27,6 +28,11 @@ _VIT = dict(image_size=16, patch_size=4, dim=16, depth=2, heads=2, dim_head=8, m
 _RANDOM = dict(dropout=0.2, emb_dropout=0.2, drop_path=0.3)
 _SWIN = dict(image_size=16, patch_size=2, dim=8, depth=(2, 1), heads=(2, 4), window_size=4, mlp_ratio=2.0)
 _LEVIT = dict(image_size=(48, 64), dim=(16, 24), depth=1, heads=(1, 2), stages=2, dim_key=4, dim_value=6)
+_CVT = {
+    f"s{stage}_{name}": value
+    for stage in (1, 2, 3)
+    for name, value in dict(emb_dim=8 * stage, emb_kernel=3, emb_stride=2, heads=stage, depth=1, mlp_mult=2).items()
+}
 _DROP = dict(dropout=0.2, drop_path=0.3)
 _TWINS = dict(
     **dict(s1_emb_dim=4, s1_patch_size=2, s1_local_patch_size=3, s1_global_k=4),
@@ -126,6 +132,9 @@ CASES = {
             **dict(lg_dim=12, lg_patch_size=6, lg_enc_depth=1, lg_enc_heads=3, lg_enc_mlp_dim=16),
         },
     ),
+    # In the last block only the class token's query counts, and it takes no convolution.
+    "cvt": Case(smallvit.CvT, {**_CVT, **_DROP}, idle="block_2_0/attention/q_conv/"),
+    "cvt_mean": Case(smallvit.CvT, {**_CVT, "pool": "mean", "s2_kv_proj_stride": 1, "dropout": 0.3}, (9, 20), 1),
 }
 
 COUNTS = {
@@ -164,6 +173,9 @@ COUNTS = {
     "levit_192": 10_947_069,
     "levit_256": 18_893_876,
     "levit_384": 39_128_836,
+    # The figures of transformers.
+    "cvt_13": 19_997_480,
+    "cvt_21": 31_622_696,
     # The paper's 2,692,426 for 10 classes, and 990 more rows of the head.
     "vit_small_data": 2_692_426 + 990 * 193,
     # timm's figures, and the paper's 9,020,618 for 10 classes.

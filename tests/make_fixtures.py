@@ -15,27 +15,27 @@ import torch
 
 import benchmarks.torch_peers  # noqa: F401, first: it makes the next imports work
 
-from timm.models.swin_transformer import SwinTransformer  # isort: skip
-from timm.models.cait import Cait  # isort: skip
-from timm.models.levit import LevitDistilled  # isort: skip
-from timm.models.nest import Nest  # isort: skip
-from timm.models.twins import Twins  # isort: skip
-from timm.models.vision_transformer import (
-    ParallelThingsBlock,
-    VisionTransformer,  # isort: skip,
-)
-from vit_pytorch import (
-    vit,
-    vit_for_small_dataset,
-    vit_with_patch_merger,  # isort: skip,
-)
-
-from timm.models.crossvit import CrossVit  # isort: skip
-from timm.models.pit import PoolingVisionTransformer  # isort: skip
-from vit_pytorch.deepvit import DeepViT  # isort: skip
-from vit_pytorch.simple_vit import SimpleViT  # isort: skip
+# ruff: isort: off
+from timm.models.cait import Cait
+from timm.models.crossvit import CrossVit
+from timm.models.levit import LevitDistilled
+from timm.models.nest import Nest
+from timm.models.pit import PoolingVisionTransformer
+from timm.models.swin_transformer import SwinTransformer
+from timm.models.twins import Twins
+from timm.models.vision_transformer import ParallelThingsBlock, VisionTransformer
+from transformers import CvtConfig, CvtForImageClassification
+from vit_pytorch import vit, vit_for_small_dataset, vit_with_patch_merger
+from vit_pytorch.deepvit import DeepViT
+from vit_pytorch.simple_vit import SimpleViT
 
 FOLDER = Path(__file__).parent / "fixtures"
+IMAGES = {
+    "timm_vit_wide": (8, 24),
+    "timm_swin_wide": (8, 24),
+    "timm_levit": (32, 48),
+    "transformers_cvt": (24, 24),
+}
 SIZES = dict(image_size=16, patch_size=4, num_classes=5, dim=16, depth=2, heads=2, dim_head=8, mlp_dim=24)
 SWIN = dict(
     img_size=16, patch_size=2, num_classes=5, embed_dim=8, depths=(2, 2), num_heads=(2, 4), window_size=4, mlp_ratio=2
@@ -102,6 +102,11 @@ def references() -> dict[str, torch.nn.Module]:
             mlp_ratio=(1.5, 1.5, 1),
             num_classes=5,
         ),
+        "transformers_cvt": CvtForImageClassification(
+            CvtConfig(
+                num_labels=5, embed_dim=(4, 4, 6), num_heads=(1, 2, 3), depth=(1, 2, 3), mlp_ratio=(2.0, 2.0, 2.0)
+            )
+        ),
     }
 
 
@@ -124,10 +129,10 @@ def main(names: list[str]) -> None:
             continue
         generator = torch.Generator().manual_seed(crc32(name.encode()))
         randomise(model, generator)
-        size = {"timm_levit": (32, 48)}.get(name, (8, 24) if name.endswith("wide") else (16, 16))
-        image = torch.randn(2, 3, *size, generator=generator)
+        image = torch.randn(2, 3, *IMAGES.get(name, (16, 16)), generator=generator)
         with torch.inference_mode():
             output = model.eval()(image)
+            output = getattr(output, "logits", output)
         state = {f"state/{key}": value.numpy() for key, value in model.state_dict().items()}
         nhwc = image.permute(0, 2, 3, 1).numpy()
         np.savez_compressed(FOLDER / f"{name}.npz", image=nhwc, output=output.numpy(), **state)

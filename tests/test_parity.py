@@ -10,6 +10,7 @@ import pytest
 from smallvit import (
     CaiT,
     CrossViT,
+    CvT,
     DeepViT,
     LeViT,
     NesT,
@@ -19,7 +20,13 @@ from smallvit import (
     TwinsSVT,
     ViT,
 )
-from smallvit.convert import Table, convert, timm, vit_pytorch
+from smallvit.convert import (
+    Table,
+    convert,
+    timm,
+    transformers,
+    vit_pytorch,
+)
 from smallvit.layers import Classifier
 from smallvit.paths import by_path, nested
 
@@ -98,6 +105,21 @@ PARITY: dict[str, tuple[Classifier, Table]] = {
     ),
     "vit_pytorch_deepvit": (DeepViT(**LUCID, patch_norm=True), vit_pytorch.DEEPVIT),
     "timm_crossvit": (CrossViT(**CROSSVIT), timm.CROSSVIT),
+    "transformers_cvt": (
+        CvT(
+            num_classes=5,
+            s1_emb_dim=4,
+            s2_emb_dim=4,
+            s3_emb_dim=6,
+            s2_heads=2,
+            s3_heads=3,
+            s3_depth=3,
+            s1_mlp_mult=2,
+            s2_mlp_mult=2,
+            s3_mlp_mult=2,
+        ),
+        transformers.CVT,
+    ),
 }
 
 

@@ -9,10 +9,23 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from smallvit.convert import keras, timm, vit_pytorch
+from smallvit.convert import keras, timm, transformers, vit_pytorch
 from smallvit.convert.rules import Converted, Table, convert
 from smallvit.layers import Classifier, pair
-from smallvit.models import CaiT, KerasViT, LeViT, NesT, SimpleViT, Swin, ViT
+from smallvit.models import (
+    CaiT,
+    CrossViT,
+    CvT,
+    DeepViT,
+    KerasViT,
+    LeViT,
+    NesT,
+    PiT,
+    SimpleViT,
+    Swin,
+    TwinsSVT,
+    ViT,
+)
 from smallvit.paths import by_path, nested
 
 State = Mapping[str, np.ndarray]
@@ -22,10 +35,15 @@ TABLES: dict[type[Classifier], tuple[Table | Callable[[Any], Table], ...]] = {
     ViT: (timm.VIT, vit_pytorch.VIT, vit_pytorch.VIT_FOR_SMALL_DATASET, vit_pytorch.VIT_WITH_PATCH_MERGER),
     SimpleViT: (vit_pytorch.SIMPLE_VIT,),
     CaiT: (timm.CAIT,),
+    CrossViT: (timm.CROSSVIT,),
+    CvT: (transformers.CVT,),
+    DeepViT: (vit_pytorch.DEEPVIT,),
     KerasViT: (lambda model: keras.table(model.depth),),
     LeViT: (timm.LEVIT,),
     NesT: (lambda model: timm.nest(model.dim // model.heads),),
+    PiT: (timm.PIT,),
     Swin: (timm.SWIN,),
+    TwinsSVT: (timm.TWINS_SVT,),
 }
 
 
@@ -38,13 +56,14 @@ def load_pretrained(model: Classifier, source: str | Path, *, channels: int = 3)
     for another number of classes starts afresh, with a warning; anything else that is missing, left over or of
     another shape is listed in a ValueError.
     """
-    image = jnp.zeros((1, *pair(model.image_size), channels), model.dtype)
+    size = pair(model.image_size or 224)  # those that take any size have no parameters that depend on it
+    image = jnp.zeros((1, *size, channels), model.dtype)
     variables = by_path(jax.jit(model.init)(jax.random.key(0), image))
     shapes = {path: leaf.shape for path, leaf in variables.items()}
     arrays, left_over = _best_fit(model, read_state(source), shapes)
 
     arrays = {path: _resampled(path, array, shapes) for path, array in arrays.items()}
-    heads = {path for path in shapes if "head" in path.split("/")[1]}
+    heads = {path for path in shapes if "head" in path.split("/")[1] and not path.startswith("params/head_mlp")}
     fresh = sorted(path for path in heads if path in arrays and arrays[path].shape != shapes[path])
     fresh += sorted(path for path in heads - arrays.keys())
     for path in fresh:

@@ -3,6 +3,7 @@
 from smallvit.models.cait import CaiT
 from smallvit.models.crossformer import CrossFormer
 from smallvit.models.crossvit import CrossViT
+from smallvit.models.cvt import CvT
 from smallvit.models.deepvit import DeepViT
 from smallvit.models.keras_vit import KerasViT
 from smallvit.models.levit import LeViT
@@ -18,6 +19,7 @@ __all__ = [
     "CaiT",
     "CrossFormer",
     "CrossViT",
+    "CvT",
     "DeepViT",
     "KerasViT",
     "LeViT",

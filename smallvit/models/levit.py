@@ -136,7 +136,7 @@ class DenseNorm(nn.Module):
 
 
 class LeViTAttention(nn.Module):
-    """Attention whose values are wider than its keys; with a stride, every other token asks, and the grid is halved."""
+    """Attention with values wider than its keys; with a stride, only every other token asks, and the grid is halved."""
 
     dim: int
     heads: int
