@@ -138,7 +138,7 @@ CASES = {
 }
 
 COUNTS = {
-    # Added up by hand from the authors' layers, with their head of two; they say 32 million.
+    # Added up by hand from the authors' layers, with their head of two; their README says 32.4 million.
     "scalable_vit_small": 32_000_472,
     # Added up by hand from the authors' layers, which they give as 27.8 and 30.7 million.
     "crossformer_tiny": 27_776_794,

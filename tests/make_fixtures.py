@@ -77,7 +77,7 @@ def references() -> dict[str, torch.nn.Module]:
             embed_dims=(4, 4, 8, 8),
             num_heads=(1, 1, 2, 2),
             mlp_ratios=(2, 2, 2, 2),
-            depths=(2, 2, 2, 4),
+            depths=(2, 2, 2, 2),
             sr_ratios=(8, 4, 2, 1),
             wss=(4, 2, 4, 2),
         ),

@@ -50,7 +50,7 @@ def test_the_bias_is_a_network_of_the_offset():
 def test_each_scale_sees_its_own_window_around_the_same_centre():
     embed = CrossScaleEmbed(16, (4, 8, 16, 32), jnp.float32)
     image = jax.random.normal(KEY, (1, 64, 64, 1))
-    variables = embed.init(KEY, image)
+    variables = jax.jit(embed.init)(KEY, image)
     assert embed.apply(variables, image).shape == (1, 16, 16, 16)
     channel = 0
     for kernel, channels in ((4, 8), (8, 4), (16, 2), (32, 2)):

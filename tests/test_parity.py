@@ -93,7 +93,7 @@ PARITY: dict[str, tuple[Classifier, Table]] = {
             s3_global_k=2,
             s4_global_k=1,
             s3_depth=1,
-            s4_depth=2,
+            s4_depth=1,
             dim_head=4,
             mlp_ratio=2.0,
         ),

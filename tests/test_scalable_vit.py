@@ -29,7 +29,7 @@ def test_ssa_reads_everywhere(grid, reduction):
 def test_ssa_is_its_definition():
     x = jax.random.normal(KEY, (2, 4, 6, 8))
     module = SSA(heads=2, dim_key=5, reduction=2, **PARTS)
-    variables = module.init(KEY, x)
+    variables = jax.jit(module.init)(KEY, x)
     p = variables["params"]
     assert {name: p[name]["kernel"].shape for name in ("reduce", "widen", "q", "k", "v", "out")} == {
         "reduce": (2, 2, 1, 8),
@@ -65,7 +65,7 @@ def test_the_order_is_ssa_mlp_peg_iwsa_mlp():
     model = ScalableViT(
         num_classes=2, dim=8, heads=(2,), depth=(2,), ssa_dim_key=4, reduction_factor=(2,), window_size=2
     )
-    variables = model.init(KEY, image)
+    variables = jax.jit(model.init)(KEY, image)
     assert "reduce" in variables["params"]["stage_0_block_0"]["attention"]
     assert "interact" in variables["params"]["stage_0_block_1"]["attention"]
     _, state = jax.jit(partial(model.apply, capture_intermediates=True, mutable="intermediates"))(variables, image)
@@ -88,12 +88,12 @@ def test_the_order_is_ssa_mlp_peg_iwsa_mlp():
 def test_the_hidden_layer_of_the_head():
     image = jax.random.normal(KEY, (2, 16, 16, 3))
     model = ScalableViT(num_classes=3, dim=8, heads=(2,), depth=(1,), reduction_factor=(2,), head_hidden=12)
-    variables = model.init(KEY, image)
+    variables = jax.jit(model.init)(KEY, image)
     p = variables["params"]
-    pooled = model.clone(num_classes=0).apply(variables, image)
+    pooled = jax.jit(model.clone(num_classes=0).apply)(variables, image)
     assert pooled.shape == (2, 8)
     x = jax.nn.gelu(layer_norm(pooled @ p["head_in"]["kernel"], 1e-6), approximate=False)
-    np.testing.assert_allclose(model.apply(variables, image), x @ p["head"]["kernel"], atol=1e-5)
+    np.testing.assert_allclose(jax.jit(model.apply)(variables, image), x @ p["head"]["kernel"], atol=1e-5)
 
 
 @pytest.mark.parametrize(

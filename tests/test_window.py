@@ -1,5 +1,7 @@
 """Windows: cutting, putting back, who reads whom, and the relative bias, by hand."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -38,21 +40,21 @@ def test_padding_is_read_by_nobody():
 def reach(module, grid) -> np.ndarray:
     """reach[i, j] says whether token j has an influence on token i."""
     x = jax.random.normal(KEY, (1, *grid, 4))
-    variables = module.init(KEY, x)
+    variables = jax.jit(module.init)(KEY, x)
     jacobian = jax.jit(jax.jacobian(lambda x: module.apply(variables, x).sum(-1)))(x)
     return np.asarray(jnp.abs(jacobian).sum(-1)).reshape(grid[0] * grid[1], -1) > 0
 
 
 def test_shifted_windows_stop_at_the_border():
     # Rolled by 2, windows of 4 cover places -2..1, 2..5, 6..9: the places beyond both ends are not there.
-    got = reach(WindowAttention(lambda name: Attention(heads=1, name=name), 4, 2), (8, 8))
+    got = reach(WindowAttention(partial(Attention, heads=1), 4, 2), (8, 8))
     group = (np.arange(8) + 2) // 4
     window = group[:, None] * 3 + group[None]
     np.testing.assert_array_equal(got, window.reshape(-1, 1) == window.reshape(1, -1))
 
 
 def test_windows_that_do_not_fit_see_only_what_is_there():
-    got = reach(WindowAttention(lambda name: Attention(heads=1, name=name), (2, 4)), (3, 6))
+    got = reach(WindowAttention(partial(Attention, heads=1), (2, 4)), (3, 6))
     window = (np.arange(3) // 2)[:, None] * 2 + (np.arange(6) // 4)[None]
     np.testing.assert_array_equal(got, window.reshape(-1, 1) == window.reshape(1, -1))
 

@@ -53,7 +53,7 @@ class Swin(Classifier, kw_only=True):
     qkv_bias: bool = True
     norm_eps: float = 1e-5
     spt: SPTOption = False
-    spt_shift: Size | None = None
+    spt_shift: Size | None = None  # of the first embedding
     spt_pool: bool = True  # with SPT, it also merges the patches between stages
     lsa: LSAOption = False
 
