@@ -1,6 +1,8 @@
 """load_pretrained: files of every kind, and what does not fit."""
 
+import sys
 from pathlib import Path
+from typing import NamedTuple
 
 import jax
 import numpy as np
@@ -37,6 +39,36 @@ def test_weights_of_the_keras_example(name: str, spt: bool, lsa: bool):
     model = KerasViT(**KERAS, spt=spt, lsa=lsa)
     variables = load_pretrained(model, FIXTURES / f"{name}.weights.h5")
     _, image, output = load(name)
+    np.testing.assert_allclose(jax.jit(model.apply)(variables, image), output, atol=1e-5)
+
+
+class SavedModel:
+    """Stands in for tensorflow: the variables that it read from a real SavedModel."""
+
+    def __init__(self, path: Path):
+        with np.load(path) as file:
+            names = file["names"]
+            self.variables = [Variable(str(name), file[f"variable_{i}"]) for i, name in enumerate(names)]
+        self.saved_model = self
+
+    def load(self, folder: str) -> "SavedModel":
+        return self
+
+
+class Variable(NamedTuple):
+    name: str
+    value: np.ndarray
+
+    def numpy(self) -> np.ndarray:
+        return self.value
+
+
+def test_a_saved_model_of_keras(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setitem(sys.modules, "tensorflow", SavedModel(FIXTURES / "keras_saved_model.npz"))
+    model = KerasViT(**KERAS, spt=True, lsa=True)
+    with pytest.warns(UserWarning, match=r"normalises its images itself: give \(image - \[0\.89\d*, "):
+        variables = load_pretrained(model, tmp_path)
+    _, image, output = load("keras_saved_model")
     np.testing.assert_allclose(jax.jit(model.apply)(variables, image), output, atol=1e-5)
 
 
@@ -93,10 +125,11 @@ def test_wrong_sources(source: str, message: str):
 
 
 @pytest.mark.parametrize(
-    "source, package", [("timm:vit_tiny", "huggingface_hub"), ("hf:a/b", "huggingface_hub"), ("m.pth", "torch")]
+    "source, package",
+    [("timm:vit_tiny", "huggingface_hub"), ("hf:a/b", "huggingface_hub"), ("m.pth", "torch"), (".", "tensorflow")],
 )
 def test_a_missing_package_is_named(source: str, package: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setitem(__import__("sys").modules, package, None)
+    monkeypatch.setitem(sys.modules, package, None)
     monkeypatch.chdir(tmp_path)
     Path("m.pth").touch()
     with pytest.raises(ValueError, match=f"{package} is needed .* pip install {package}"):
@@ -110,7 +143,7 @@ class NoNetwork:
 
 
 def test_a_missing_network_is_one_line(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setitem(__import__("sys").modules, "huggingface_hub", NoNetwork)
+    monkeypatch.setitem(sys.modules, "huggingface_hub", NoNetwork)
     with pytest.raises(ValueError, match=r"^cannot fetch timm/vit_x from the hub \(no route to timm/vit_x\): check"):
         load_pretrained(ViT(**SIZES), "timm:vit_x")
 
@@ -124,6 +157,6 @@ def test_a_hub_file_is_loaded(timm_state, tmp_path: Path, monkeypatch: pytest.Mo
             assert repository == "timm/vit_x"
             return str(tmp_path / name)
 
-    monkeypatch.setitem(__import__("sys").modules, "huggingface_hub", Hub)
+    monkeypatch.setitem(sys.modules, "huggingface_hub", Hub)
     variables = load_pretrained(ViT(**SIZES), "timm:vit_x")
     np.testing.assert_array_equal(variables["params"]["norm"]["scale"], timm_state["norm.weight"])

@@ -4,6 +4,8 @@ Keras numbers layers by kind in the order of their making, the first without a n
 numbers too: kernel then bias, scale then bias.
 """
 
+import re
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -16,26 +18,22 @@ _COPIES = (0, 4, 2, 3, 1)
 
 def table(depth: int) -> Table:
     """Keras' names for a model of that many blocks."""
-
-    def nth(kind: str, number: int) -> str:
-        return kind if number == 0 else f"{kind}_{number}"
-
     names: dict[str, tuple[str, Kind]] = {
         "shifted_patch_tokenization.projection": ("patches/dense", patches),
         "shifted_patch_tokenization.layer_norm": ("patches/norm", patches_norm),
         "patch_encoder.position_embedding": ("positions", positions),
-        nth("layer_normalization", 2 * depth): ("norm", norm),
-        nth("dense", 2 * depth): ("head_mlp/dense_0", dense),
-        nth("dense", 2 * depth + 1): ("head_mlp/dense_1", dense),
-        nth("dense", 2 * depth + 2): ("head", dense),
+        _nth("layer_normalization", 2 * depth): ("norm", norm),
+        _nth("dense", 2 * depth): ("head_mlp/dense_0", dense),
+        _nth("dense", 2 * depth + 1): ("head_mlp/dense_1", dense),
+        _nth("dense", 2 * depth + 2): ("head", dense),
     }
     for i in range(depth):
-        names[nth("layer_normalization", 2 * i)] = (f"block_{i}/attention_norm", norm)
-        names[nth("layer_normalization", 2 * i + 1)] = (f"block_{i}/mlp_norm", norm)
-        names[nth("dense", 2 * i)] = (f"block_{i}/mlp/dense_0", dense)
-        names[nth("dense", 2 * i + 1)] = (f"block_{i}/mlp/dense_1", dense)
+        names[_nth("layer_normalization", 2 * i)] = (f"block_{i}/attention_norm", norm)
+        names[_nth("layer_normalization", 2 * i + 1)] = (f"block_{i}/mlp_norm", norm)
+        names[_nth("dense", 2 * i)] = (f"block_{i}/mlp/dense_0", dense)
+        names[_nth("dense", 2 * i + 1)] = (f"block_{i}/mlp/dense_1", dense)
         for kind in ("multi_head_attention", "multi_head_attention_lsa"):
-            attention = nth(kind, i)
+            attention = _nth(kind, i)
             names[attention] = (f"block_{i}/attention/attend", tau)
             for number, part in enumerate(("query", "key", "value")):
                 names[f"{attention}.{part}_dense"] = (f"block_{i}/attention/qkv", heads_in(number))
@@ -114,4 +112,55 @@ def read_h5(path: Path) -> dict[str, np.ndarray]:
 
     with h5py.File(path) as file:
         file.visititems(take)
+    moments = {name.rpartition(".")[2]: array for name, array in state.items() if ".normalization." in f".{name}"}
+    if moments:
+        _tell_normalization(path, moments["0"], moments["1"])
+    return {name: a for name, a in state.items() if not {"normalization", "seed_generator"} & set(name.split("."))}
+
+
+_ENDINGS = {"kernel": "0", "gamma": "0", "embeddings": "0", "bias": "1", "beta": "1"}
+_INNER = {"dense": "projection", "layer_normalization": "layer_norm", "embedding": "position_embedding"}
+_INNER |= {"query": "query_dense", "key": "key_dense", "value": "value_dense", "attention_output": "output_dense"}
+
+
+def read_saved_model(path: Path) -> dict[str, np.ndarray]:
+    """A SavedModel folder of Keras 2, under the names that Keras 3 would have given.
+
+    Its variables come in the order of the layers, which is what counts: the numbers in their names depend on what
+    else was made in that process, and a temperature, made outside of Keras, is just "Variable".
+    """
+    try:
+        import tensorflow  # pyright: ignore[reportMissingImports]
+    except ImportError:
+        raise ValueError(f"tensorflow is needed to read the SavedModel {path.name}: pip install tensorflow") from None
+
+    state: dict[str, np.ndarray] = {}
+    moments: dict[str, np.ndarray] = {}
+    seen: dict[str, list[str]] = {}  # the layers of a kind, in their order
+    for variable in tensorflow.saved_model.load(str(path)).variables:
+        *layers_down, ending = variable.name.partition(":")[0].split("/")
+        array = np.asarray(variable.numpy())
+        if ending in ("mean", "variance", "count", "StateVar"):
+            moments[ending] = array
+        elif ending == "Variable":
+            number = len(seen.get("multi_head_attention_lsa", []))
+            state[f"{_nth('multi_head_attention_lsa', number)}.0"] = array
+        else:
+            layer, *inner = layers_down
+            kind = re.sub(r"_\d+$", "", layer)
+            layers = seen.setdefault(kind, [])
+            layers += [layer] if layer not in layers else []
+            parts = [_INNER.get(re.sub(r"_\d+$", "", part), part) for part in inner]
+            state[".".join([_nth(kind, layers.index(layer)), *parts, _ENDINGS[ending]])] = array
+    if moments:
+        _tell_normalization(path, moments["mean"], moments["variance"])
     return state
+
+
+def _tell_normalization(path: Path, mean: np.ndarray, variance: np.ndarray) -> None:
+    centre, width = (np.array2string(a.reshape(-1), precision=6, separator=", ") for a in (mean, np.sqrt(variance)))
+    warnings.warn(f"{path} normalises its images itself: give (image - {centre}) / {width}", stacklevel=4)
+
+
+def _nth(kind: str, number: int) -> str:
+    return kind if number == 0 else f"{kind}_{number}"

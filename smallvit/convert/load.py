@@ -50,11 +50,11 @@ TABLES: dict[type[Classifier], tuple[Table | Callable[[Any], Table], ...]] = {
 def load_pretrained(model: Classifier, source: str | Path, *, channels: int = 3) -> dict[str, Any]:
     """The variables of `model`, from a file or a hub.
 
-    `source` is a .safetensors or .npz file, a .pth, .pt or .bin file (needs torch), a .h5 file of Keras (needs h5py),
-    `timm:<name>` or `hf:<repository>` (needs huggingface_hub and a network). Names and layouts of timm, transformers
-    and vit-pytorch are recognised, and so are our own. Positions are resampled to the model's image size, and a head
-    for another number of classes starts afresh, with a warning; anything else that is missing, left over or of
-    another shape is listed in a ValueError.
+    `source` is a .safetensors or .npz file, a .pth, .pt or .bin file (needs torch), a .h5 file (needs h5py) or a
+    SavedModel folder (needs tensorflow) of Keras, `timm:<name>` or `hf:<repository>` (needs huggingface_hub and a
+    network). Names and layouts of timm, transformers and vit-pytorch are recognised, and so are our own. Positions are
+    resampled to the model's image size, and a head for another number of classes starts afresh, with a warning;
+    anything else that is missing, left over or of another shape is listed in a ValueError.
     """
     size = pair(model.image_size or 224)  # those that take any size have no parameters that depend on it
     image = jnp.zeros((1, *size, channels), model.dtype)
@@ -94,6 +94,8 @@ def read_state(source: str | Path) -> State:
     path = Path(source)
     if not path.exists():
         raise ValueError(f"{source} does not exist: give a file, or timm:<name> or hf:<repository> for a hub")
+    if path.is_dir():
+        return keras.read_saved_model(path)
     match path.suffix:
         case ".safetensors":
             from safetensors.numpy import load_file

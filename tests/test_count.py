@@ -1,0 +1,43 @@
+"""Multiply-adds, against the paper's column and by hand."""
+
+import flax.linen as nn
+import jax.numpy as jnp
+import pytest
+
+from smallvit import create_model
+from smallvit.count import describe, multiply_adds
+from smallvit.layers import Conv, Dense
+
+# Of the small-data paper (https://arxiv.org/abs/2112.13492), in millions, at 64 pixels: plain, with SPT and LSA.
+PAPER = {
+    "vit_small_data": (189.8, 199.2),
+    "t2t_small_data": (643.0, 671.4),
+    "cait_small_data": (613.8, 623.3),
+    "pit_small_data": (279.2, 322.9),
+    "swin_small_data": (242.3, 284.9),
+}
+
+
+@pytest.mark.parametrize("name", PAPER)
+def test_the_papers_column(name: str):
+    for prefix, millions in zip(("", "sl_"), PAPER[name], strict=True):
+        count = multiply_adds(create_model(prefix + name, num_classes=200, image_size=64), 64)
+        assert count / 1e6 == pytest.approx(millions, rel=0.03)
+
+
+class TwoLayers(nn.Module):
+    @nn.compact
+    def __call__(self, image: jnp.ndarray) -> jnp.ndarray:
+        x = Conv(8, 3, 2, 1, name="conv")(image)
+        x = Conv(8, 3, 1, 1, depthwise=True, name="depthwise")(x)
+        return Dense(5, name="dense")(x)
+
+
+def test_by_hand():
+    assert multiply_adds(TwoLayers(), (4, 6)) == 2 * 3 * (8 * 9 * 3 + 8 * 9 + 8 * 5)
+
+
+def test_description():
+    row = describe("vit_tiny_patch16")
+    assert row.paper == "https://arxiv.org/abs/2010.11929"
+    assert (row.image_size, row.parameters, row.spt, row.lsa) == ((224, 224), 5_717_416, True, True)
