@@ -15,6 +15,7 @@ from smallvit.models import (
     SimpleViT,
     SLViT,
     Swin,
+    T2TViT,
     TwinsSVT,
     ViT,
 )
@@ -37,6 +38,7 @@ __all__ = [
     "ScalableViT",
     "SimpleViT",
     "Swin",
+    "T2TViT",
     "TwinsSVT",
     "ViT",
     "create_model",

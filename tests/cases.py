@@ -135,6 +135,11 @@ CASES = {
     # In the last block only the class token's query counts, and it takes no convolution.
     "cvt": Case(smallvit.CvT, {**_CVT, **_DROP}, idle="block_2_0/attention/q_conv/"),
     "cvt_mean": Case(smallvit.CvT, {**_CVT, "pool": "mean", "s2_kv_proj_stride": 1, "dropout": 0.3}, (9, 20), 1),
+    "t2t_vit": Case(
+        smallvit.T2TViT,
+        {**_RANDOM, **dict(image_size=(8, 12), t2t_layers=((3, 2), (3, 2)), dim=16, depth=2, heads=2, mlp_dim=16)},
+        (8, 12),
+    ),
 }
 
 COUNTS = {
@@ -192,6 +197,12 @@ COUNTS = {
     # timm's figures.
     "crossvit_tiny": 7_014_800,
     "crossvit_small": 26_856_272,
+    # The authors say 4.3 and 21.5 million. The digits: two token transformers, the projection, the class token, the
+    # blocks, the last norm and the head.
+    "t2t_vit_7": 41_126 + 124_352 + 577 * 256 + 256 + 7 * 526_336 + 512 + 257_000,
+    "t2t_vit_14": 41_126 + 124_352 + 577 * 384 + 384 + 14 * 1_478_016 + 768 + 385_000,
+    # The authors' 6,486,080 for 10 classes has a LayerNorm of 576, 1,152 parameters, that is never read.
+    "t2t_small_data": 6_486_080 - 1_152 + 990 * 257,
 }
 
 # At an image size and a number of classes: plain, with SPT and LSA.
@@ -209,4 +220,8 @@ SMALL_DATA_COUNTS = {
     ("pit_small_data", 32, 10): (6_972_586, 8_642_014),
     ("pit_small_data", 32, 100): (7_007_236, 8_676_664),
     ("pit_small_data", 64, 200): (7_049_192, 8_732_804),
+    # Less the LayerNorm of 576 that the authors' code never reads.
+    ("t2t_small_data", 32, 10): (6_486_080 - 1_152, 6_507_081 - 1_152),
+    ("t2t_small_data", 32, 100): (6_509_210 - 1_152, 6_530_211 - 1_152),
+    ("t2t_small_data", 64, 200): (6_659_262 - 1_152, 6_680_264 - 1_152),
 }

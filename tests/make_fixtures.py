@@ -97,7 +97,7 @@ def references() -> dict[str, torch.nn.Module]:
             img_scale=(1.0, 0.75),
             patch_size=(4, 6),
             embed_dim=(8, 12),
-            depth=((1, 2, 0), (1, 2, 0)),
+            depth=((1, 1, 0), (1, 1, 0)),
             num_heads=(2, 2),
             mlp_ratio=(1.5, 1.5, 1),
             num_classes=5,

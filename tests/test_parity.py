@@ -36,7 +36,7 @@ SWIN = dict(image_size=16, patch_size=2, num_classes=5, dim=8, depth=(2, 2), hea
 CROSSVIT = dict(
     **dict(image_size=16, lg_image_size=12, num_classes=5, depth=2, cross_attn_heads=2),
     **dict(sm_dim=8, sm_patch_size=4, sm_enc_depth=1, sm_enc_heads=2, sm_enc_mlp_dim=12),
-    **dict(lg_dim=12, lg_patch_size=6, lg_enc_depth=2, lg_enc_heads=2, lg_enc_mlp_dim=18),
+    **dict(lg_dim=12, lg_patch_size=6, lg_enc_depth=1, lg_enc_heads=2, lg_enc_mlp_dim=18),
 )
 
 PARITY: dict[str, tuple[Classifier, Table]] = {

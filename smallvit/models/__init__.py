@@ -12,8 +12,12 @@ from smallvit.models.pit import PiT
 from smallvit.models.scalable_vit import ScalableViT
 from smallvit.models.simple_vit import SimpleViT
 from smallvit.models.swin import Swin
+from smallvit.models.t2t_vit import T2TViT
 from smallvit.models.twins_svt import TwinsSVT
-from smallvit.models.vit import SLViT, ViT
+from smallvit.models.vit import (
+    SLViT,
+    ViT,
+)
 
 __all__ = [
     "CaiT",
@@ -29,6 +33,7 @@ __all__ = [
     "ScalableViT",
     "SimpleViT",
     "Swin",
+    "T2TViT",
     "TwinsSVT",
     "ViT",
 ]

@@ -1,0 +1,163 @@
+"""T2T-ViT (https://arxiv.org/abs/2101.11986): tokens are cut with overlap, read each other, and are cut again.
+
+Each soft split takes overlapping windows of the grid as tokens; a small token transformer between two splits reduces
+them to 64 channels. The deep and narrow ViT behind it has fixed positions.
+"""
+
+from functools import partial
+
+import flax.linen as nn
+import jax.numpy as jnp
+import numpy as np
+from einops import rearrange
+from jaxtyping import Array, Float
+
+from smallvit.layers import (
+    MLP,
+    Attend,
+    Attention,
+    Block,
+    Classifier,
+    ClassToken,
+    Dense,
+    Factory,
+    Images,
+    LayerNorm,
+    LSAOption,
+    Pool,
+    Size,
+    SPTOption,
+    check_image,
+    check_pool,
+    pair,
+    shifted_copies,
+    spt_directions,
+)
+from smallvit.registry import register
+
+
+class T2TViT(Classifier, kw_only=True):
+    image_size: Size
+    dim: int
+    depth: int
+    heads: int
+    mlp_dim: int
+    t2t_layers: tuple[tuple[int, int], ...] = ((7, 4), (3, 2), (3, 2))  # kernel and stride of each soft split
+    token_dim: int = 64  # between the soft splits
+    pool: Pool = "cls"
+    dim_head: int | None = None  # None is dim / heads
+    dropout: float = 0.0
+    emb_dropout: float = 0.0
+    drop_path: float = 0.0  # of the last block; it rises linearly from 0 in the first
+    qkv_bias: bool = False
+    norm_eps: float = 1e-5
+    token_std: float = 0.02  # of the class token, at first
+    spt: SPTOption = False  # shifted copies in front of the first soft split
+    spt_shift: Size | None = None  # None is half its stride
+    lsa: LSAOption = False
+
+    @nn.compact
+    def features(self, image: Images, *, train: bool = False) -> Float[Array, "b n d"]:
+        check_pool(self.pool)
+        image = check_image(image, self.image_size, self.dtype)
+        if not self.t2t_layers:
+            raise ValueError("t2t_layers is empty: give a (kernel, stride) for each soft split, at least one")
+        norm = partial(LayerNorm, epsilon=self.norm_eps, dtype=self.dtype)
+        dense = partial(Dense, dtype=self.dtype)
+        attend = partial(Attend, lsa=self.lsa)
+        attention = partial(
+            Attention,
+            heads=self.heads,
+            dim_head=self.dim_head,
+            qkv_bias=self.qkv_bias,
+            dropout=self.dropout,
+            dense=dense,
+            attend=attend,
+        )
+        mlp = partial(MLP, self.mlp_dim, self.dropout, dense)
+
+        x = image
+        if self.spt:
+            stride = self.t2t_layers[0][1]
+            shift = stride // 2 if self.spt_shift is None else self.spt_shift
+            x = shifted_copies(x, shift, spt_directions(self.spt))
+        for i, (kernel, stride) in enumerate(self.t2t_layers):
+            if i:
+                token_transformer = TokenTransformer(
+                    self.token_dim, self.dropout, norm, dense, attend, name=f"token_{i}"
+                )
+                x = token_transformer(x, train=train)
+            x = soft_split(x, kernel, stride)
+        x = dense(self.dim, name="dense")(rearrange(x, "b h w d -> b (h w) d"))
+
+        if self.pool == "cls":
+            x = ClassToken(self.token_std, name="cls")(x)
+        x = x + jnp.asarray(sinusoid(x.shape[1], self.dim), x.dtype)[None]
+        x = nn.Dropout(self.emb_dropout, deterministic=not train, name="dropout")(x)
+        for i, rate in enumerate(np.linspace(0, self.drop_path, self.depth)):
+            x = Block(attention, mlp, norm, drop_path=float(rate), name=f"block_{i}")(x, train=train)
+        return norm(name="norm")(x)
+
+
+class TokenTransformer(nn.Module):
+    """One head that reduces the tokens of a grid to `dim`; the skip is from the values, which have that dimension."""
+
+    dim: int
+    dropout: float = 0.0
+    norm: Factory = LayerNorm
+    dense: Factory = Dense
+    attend: Factory = Attend
+
+    @nn.compact
+    def __call__(self, x: Float[Array, "b h w c"], *, train: bool = False) -> Float[Array, "b h w d"]:
+        h, channels = x.shape[1], x.shape[3]
+        x = self.norm(name="attention_norm")(rearrange(x, "b h w c -> b (h w) c"))
+        q, k, v = jnp.split(self.dense(3 * self.dim, use_bias=False, name="qkv")(x), 3, axis=-1)
+        # The authors scale by the dimension before the reduction.
+        attend = self.attend(dropout=self.dropout, scale=channels**-0.5, name="attend")
+        x = attend(q[:, None], k[:, None], v[:, None], same_tokens=True, train=train)[:, 0]
+        x = v + nn.Dropout(self.dropout, deterministic=not train, name="dropout")(self.dense(self.dim, name="out")(x))
+        mlp = MLP(self.dim, self.dropout, self.dense, name="mlp")
+        x = x + mlp(self.norm(name="mlp_norm")(x), train=train)
+        return rearrange(x, "b (h w) d -> b h w d", h=h)
+
+
+def soft_split(x: Float[Array, "b H W c"], kernel: int, stride: int) -> Float[Array, "b h w k"]:
+    """Windows of kernel x kernel, `stride` apart, flattened row by row with the channels fastest.
+
+    Zeros stand around the grid, half a stride wide.
+    """
+    pad = stride // 2
+    height, width = ((size + 2 * pad - kernel) // stride + 1 for size in x.shape[1:3])
+    if height < 1 or width < 1:
+        raise ValueError(
+            f"a soft split of kernel {kernel} does not fit {x.shape[1]} x {x.shape[2]} tokens: "
+            "choose smaller kernels or fewer t2t_layers, or a larger image"
+        )
+    x = jnp.pad(x, ((0, 0), (pad, pad), (pad, pad), (0, 0)))
+    # One strided slice for each place in the window: a gather's derivative is far slower.
+    rows = [slice(i, i + stride * (height - 1) + 1, stride) for i in range(kernel)]
+    columns = [slice(j, j + stride * (width - 1) + 1, stride) for j in range(kernel)]
+    return jnp.concatenate([x[:, row, column] for row in rows for column in columns], axis=-1)
+
+
+def sinusoid(length: int, dim: int) -> Float[np.ndarray, "n d"]:
+    """Fixed positions in a row: sine and cosine in turn, at falling frequencies (https://arxiv.org/abs/1706.03762)."""
+    angle = np.arange(length)[:, None] / 10_000 ** (2 * (np.arange(dim) // 2)[None] / dim)
+    return np.where(np.arange(dim)[None] % 2, np.cos(angle), np.sin(angle)).astype(np.float32)
+
+
+def _down_to_8(image_size: Size) -> tuple[tuple[int, int], ...]:
+    """As many soft splits as halve the image to 8 tokens a side, two for 32 pixels, three for 64."""
+    halvings = max(min(pair(image_size)) // 8, 2).bit_length() - 1
+    return ((3, 2),) * halvings
+
+
+register(
+    T2TViT,
+    # With token transformers, which the paper marks T2T-ViT_t; its plain names stand for performers in their place.
+    t2t_vit_7=dict(image_size=224, dim=256, depth=7, heads=4, mlp_dim=512),
+    t2t_vit_14=dict(image_size=224, dim=384, depth=14, heads=6, mlp_dim=1152),
+    # The model of https://arxiv.org/abs/2112.13492 for 32 and 64 pixels, less a LayerNorm of 576 that it never reads.
+    t2t_small_data=dict(image_size=32, t2t_layers=_down_to_8, dim=256, depth=12, heads=4, mlp_dim=512, drop_path=0.1),
+)
