@@ -1,7 +1,7 @@
 """Vision transformers that learn from small image data sets, from scratch, in JAX and Flax."""
 
 from smallvit.layers import SPT, PatchMerger, resample_positions
-from smallvit.models import CvT, LeViT, NesT, SimpleViT, SLViT, ViT
+from smallvit.models import CvT, LeViT, NesT, RegionViT, SimpleViT, SLViT, ViT
 from smallvit.registry import create_model, list_models
 
 __version__ = "0.1.0"
@@ -12,6 +12,7 @@ __all__ = [
     "LeViT",
     "NesT",
     "PatchMerger",
+    "RegionViT",
     "SLViT",
     "SimpleViT",
     "ViT",

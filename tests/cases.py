@@ -31,6 +31,7 @@ _CVT = {
     for stage in (1, 2, 3)
     for name, value in dict(emb_dim=8 * stage, emb_kernel=3, emb_stride=2, heads=stage, depth=1, mlp_mult=2).items()
 }
+_REGION = dict(dim=8, depth=(1, 1), window_size=2, local_patch_size=2, heads=2, mlp_mult=2)
 _DROP = dict(dropout=0.2, drop_path=0.3)
 
 CASES = {
@@ -61,6 +62,9 @@ CASES = {
     # In the last block only the class token's query counts, and it takes no convolution.
     "cvt": Case(smallvit.CvT, {**_CVT, **_DROP}, idle="block_2_0/attention/q_conv/"),
     "cvt_mean": Case(smallvit.CvT, {**_CVT, "pool": "mean", "s2_kv_proj_stride": 1, "dropout": 0.3}, (9, 20), 1),
+    "regionvit": Case(smallvit.RegionViT, {**_REGION, **_DROP}),
+    # 3 x 5 regions become 2 x 3, and the windows of the last ones are filled up.
+    "regionvit_wide": Case(smallvit.RegionViT, {**_REGION, "use_peg": True, "dropout": 0.3}, (12, 20), 1),
 }
 
 COUNTS = {
@@ -85,6 +89,10 @@ COUNTS = {
     # The figures of transformers.
     "cvt_13": 19_997_480,
     "cvt_21": 31_622_696,
+    # The authors' layers added up by hand; the paper says 13.8, 30.6 and 72.7 million.
+    "regionvit_tiny": 13_842_676,
+    "regionvit_small": 30_586_618,
+    "regionvit_base": 72_747_232,
     # The paper's 2,692,426 for 10 classes, and 990 more rows of the head.
     "vit_small_data": 2_692_426 + 990 * 193,
 }

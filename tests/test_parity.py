@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from flax.traverse_util import flatten_dict, unflatten_dict
 
-from smallvit import CvT, LeViT, NesT, SimpleViT, ViT
+from smallvit import CvT, LeViT, NesT, RegionViT, SimpleViT, ViT
 from smallvit.convert import Table, convert, timm, transformers, vit_pytorch
 from smallvit.layers import Classifier
 
@@ -61,6 +61,20 @@ PARITY: dict[str, tuple[Classifier, Table]] = {
             s3_mlp_mult=2,
         ),
         transformers.CVT,
+    ),
+    "vit_pytorch_region_vit": (
+        RegionViT(
+            num_classes=5,
+            dim=4,
+            depth=(1, 2, 1, 1),
+            window_size=2,
+            heads=4,
+            dim_head=32,
+            plain_downsample=True,
+            qkv_bias=False,
+            norm_eps=1e-5,
+        ),
+        vit_pytorch.REGION_VIT,
     ),
 }
 

@@ -22,6 +22,7 @@ from smallvit.layers.patch import (
     shift_image,
     shifted_copies,
 )
+from smallvit.layers.peg import PEG
 from smallvit.layers.pool import PatchMerger, Pool, check_pool, pool_tokens
 from smallvit.layers.position import ClassToken, PositionEmbed, resample_positions, sincos_2d
 from smallvit.layers.size import Images, Size, check_image, grid_size, pair, per_stage
@@ -36,6 +37,7 @@ from smallvit.layers.window import (
 
 __all__ = [
     "MLP",
+    "PEG",
     "SPT",
     "Attend",
     "Attention",

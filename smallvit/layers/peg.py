@@ -1,0 +1,23 @@
+"""Positions from the neighbourhood (https://arxiv.org/abs/2102.10882): a convolution that feels the border."""
+
+import flax.linen as nn
+import jax.numpy as jnp
+from jax.typing import DTypeLike
+from jaxtyping import Array, Float
+
+from smallvit.layers.conv import Conv
+
+
+class PEG(nn.Module):
+    """The positional encoding generator: adds to each token a learned sum over its neighbours, channel by channel."""
+
+    kernel_size: int = 3
+    dtype: DTypeLike = jnp.float32
+
+    @nn.compact
+    def __call__(self, x: Float[Array, "b h w d"]) -> Float[Array, "b h w d"]:
+        if self.kernel_size % 2 == 0:
+            raise ValueError(f"PEG kernel size {self.kernel_size} must be odd: a token stands in the middle of it")
+        around = self.kernel_size // 2
+        conv = Conv(x.shape[-1], self.kernel_size, padding=around, depthwise=True, dtype=self.dtype, name="conv")
+        return x + conv(x)
