@@ -32,6 +32,7 @@ _CVT = {
     for name, value in dict(emb_dim=8 * stage, emb_kernel=3, emb_stride=2, heads=stage, depth=1, mlp_mult=2).items()
 }
 _REGION = dict(dim=8, depth=(1, 1), window_size=2, local_patch_size=2, heads=2, mlp_mult=2)
+_LAST_BIAS = "stage_1/block_0/local_attend/bias/"
 _DROP = dict(dropout=0.2, drop_path=0.3)
 
 CASES = {
@@ -62,9 +63,12 @@ CASES = {
     # In the last block only the class token's query counts, and it takes no convolution.
     "cvt": Case(smallvit.CvT, {**_CVT, **_DROP}, idle="block_2_0/attention/q_conv/"),
     "cvt_mean": Case(smallvit.CvT, {**_CVT, "pool": "mean", "s2_kv_proj_stride": 1, "dropout": 0.3}, (9, 20), 1),
-    "regionvit": Case(smallvit.RegionViT, {**_REGION, **_DROP}),
+    # Only the regions leave the last block, and the bias is among local tokens.
+    "regionvit": Case(smallvit.RegionViT, {**_REGION, **_DROP}, idle=_LAST_BIAS),
     # 3 x 5 regions become 2 x 3, and the windows of the last ones are filled up.
-    "regionvit_wide": Case(smallvit.RegionViT, {**_REGION, "use_peg": True, "dropout": 0.3}, (12, 20), 1),
+    "regionvit_wide": Case(
+        smallvit.RegionViT, {**_REGION, "use_peg": True, "dropout": 0.3}, (12, 20), 1, idle=_LAST_BIAS
+    ),
 }
 
 COUNTS = {

@@ -84,7 +84,7 @@ def region_and_local_norm(leaf: str, array: np.ndarray, path: str, shapes: Shape
 
 def bias_of_all_blocks(leaf: str, array: np.ndarray, path: str, shapes: Shapes) -> dict[str, np.ndarray]:
     """Its one table a stage, columns slowest, where the authors have one a block."""
-    ends = [end for i in range(len(shapes)) if f"{path}/{(end := f'block_{i}/local/bias/window/grid')}" in shapes]
+    ends = [end for i in range(len(shapes)) if f"{path}/{(end := f'block_{i}/local_attend/bias/grid')}" in shapes]
     side = round(len(array) ** 0.5)
     return {end: array.reshape(side, side, -1).swapaxes(0, 1) for end in ends}
 

@@ -197,7 +197,7 @@ class RegionToLocal(nn.Module):
         bias = partial(LocalBias, self.heads, self.window)
 
         def attention(x: Array, name: str, bias: Factory | None, allowed: np.ndarray | None) -> Array:
-            attend = self.attend(dropout=self.dropout, bias=bias, name=name)
+            attend = self.attend(dropout=self.dropout, bias=bias, name=f"{name}_attend")
             y = self.norm(name=f"{name}_norm")(x)
             y = attend(*split_heads(qkv(y), self.heads, 3), same_tokens=True, allowed=allowed, train=train)
             y = drop(name=f"{name}_dropout")(out(rearrange(y, "... h n d -> ... n (h d)")))
@@ -210,15 +210,11 @@ class RegionToLocal(nn.Module):
         return x[:, :, 0], x[:, :, 1:]
 
 
-class LocalBias(nn.Module):
+class LocalBias(RelativeBias):
     """The relative bias of a window, and none to or from the region, which stands first."""
 
-    heads: int
-    window: int
-
-    @nn.compact
     def __call__(self) -> Float[Array, "h n n"]:
-        return jnp.pad(RelativeBias(self.heads, self.window, name="window")(), ((0, 0), (1, 0), (1, 0)))
+        return jnp.pad(super().__call__(), ((0, 0), (1, 0), (1, 0)))
 
 
 _small = dict(image_size=224, depth=(2, 2, 8, 2), tokenize_local_3_conv=True)
