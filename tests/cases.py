@@ -33,6 +33,8 @@ _CVT = {
     for stage in (1, 2, 3)
     for name, value in dict(emb_dim=8 * stage, emb_kernel=3, emb_stride=2, heads=stage, depth=1, mlp_mult=2).items()
 }
+_REGION = dict(dim=8, depth=(1, 1), window_size=2, local_patch_size=2, heads=2, mlp_mult=2)
+_LAST_BIAS = "stage_1/block_0/local_attend/bias/"
 _DROP = dict(dropout=0.2, drop_path=0.3)
 _TWINS = dict(
     **dict(s1_emb_dim=4, s1_patch_size=2, s1_local_patch_size=3, s1_global_k=4),
@@ -140,6 +142,12 @@ CASES = {
         {**_RANDOM, **dict(image_size=(8, 12), t2t_layers=((3, 2), (3, 2)), dim=16, depth=2, heads=2, mlp_dim=16)},
         (8, 12),
     ),
+    # Only the regions leave the last block, and the bias is among local tokens.
+    "regionvit": Case(smallvit.RegionViT, {**_REGION, **_DROP}, idle=_LAST_BIAS),
+    # 3 x 5 regions become 2 x 3, and the windows of the last ones are filled up.
+    "regionvit_wide": Case(
+        smallvit.RegionViT, {**_REGION, "use_peg": True, "dropout": 0.3}, (12, 20), 1, idle=_LAST_BIAS
+    ),
 }
 
 COUNTS = {
@@ -181,6 +189,10 @@ COUNTS = {
     # The figures of transformers.
     "cvt_13": 19_997_480,
     "cvt_21": 31_622_696,
+    # The authors' layers added up by hand; the paper says 13.8, 30.6 and 72.7 million.
+    "regionvit_tiny": 13_842_676,
+    "regionvit_small": 30_586_618,
+    "regionvit_base": 72_747_232,
     # The paper's 2,692,426 for 10 classes, and 990 more rows of the head.
     "vit_small_data": 2_692_426 + 990 * 193,
     # timm's figures, and the paper's 9,020,618 for 10 classes.

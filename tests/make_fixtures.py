@@ -27,6 +27,7 @@ from timm.models.vision_transformer import ParallelThingsBlock, VisionTransforme
 from transformers import CvtConfig, CvtForImageClassification
 from vit_pytorch import vit, vit_for_small_dataset, vit_with_patch_merger
 from vit_pytorch.deepvit import DeepViT
+from vit_pytorch.regionvit import RegionViT
 from vit_pytorch.simple_vit import SimpleViT
 
 FOLDER = Path(__file__).parent / "fixtures"
@@ -107,6 +108,7 @@ def references() -> dict[str, torch.nn.Module]:
                 num_labels=5, embed_dim=(4, 4, 6), num_heads=(1, 2, 3), depth=(1, 2, 3), mlp_ratio=(2.0, 2.0, 2.0)
             )
         ),
+        "vit_pytorch_region_vit": RegionViT(num_classes=5, dim=4, depth=(1, 2, 1, 1), window_size=2),
     }
 
 

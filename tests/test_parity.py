@@ -15,6 +15,7 @@ from smallvit import (
     LeViT,
     NesT,
     PiT,
+    RegionViT,
     SimpleViT,
     Swin,
     TwinsSVT,
@@ -119,6 +120,20 @@ PARITY: dict[str, tuple[Classifier, Table]] = {
             s3_mlp_mult=2,
         ),
         transformers.CVT,
+    ),
+    "vit_pytorch_region_vit": (
+        RegionViT(
+            num_classes=5,
+            dim=4,
+            depth=(1, 2, 1, 1),
+            window_size=2,
+            heads=4,
+            dim_head=32,
+            plain_downsample=True,
+            qkv_bias=False,
+            norm_eps=1e-5,
+        ),
+        vit_pytorch.REGION_VIT,
     ),
 }
 

@@ -130,7 +130,7 @@ def read_saved_model(path: Path) -> dict[str, np.ndarray]:
     else was made in that process, and a temperature, made outside of Keras, is just "Variable".
     """
     try:
-        import tensorflow  # pyright: ignore[reportMissingImports]
+        import tensorflow  # pyright: ignore[reportMissingImports, reportMissingModuleSource]
     except ImportError:
         raise ValueError(f"tensorflow is needed to read the SavedModel {path.name}: pip install tensorflow") from None
 
@@ -147,10 +147,10 @@ def read_saved_model(path: Path) -> dict[str, np.ndarray]:
             state[f"{_nth('multi_head_attention_lsa', number)}.0"] = array
         else:
             layer, *inner = layers_down
-            kind = re.sub(r"_\d+$", "", layer)
+            kind = _without_number(layer)
             layers = seen.setdefault(kind, [])
             layers += [layer] if layer not in layers else []
-            parts = [_INNER.get(re.sub(r"_\d+$", "", part), part) for part in inner]
+            parts = [_INNER[_without_number(part)] for part in inner]
             state[".".join([_nth(kind, layers.index(layer)), *parts, _ENDINGS[ending]])] = array
     if moments:
         _tell_normalization(path, moments["mean"], moments["variance"])
@@ -160,6 +160,10 @@ def read_saved_model(path: Path) -> dict[str, np.ndarray]:
 def _tell_normalization(path: Path, mean: np.ndarray, variance: np.ndarray) -> None:
     centre, width = (np.array2string(a.reshape(-1), precision=6, separator=", ") for a in (mean, np.sqrt(variance)))
     warnings.warn(f"{path} normalises its images itself: give (image - {centre}) / {width}", stacklevel=4)
+
+
+def _without_number(name: str) -> str:
+    return re.sub(r"_\d+$", "", name)
 
 
 def _nth(kind: str, number: int) -> str:

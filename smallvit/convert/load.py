@@ -21,6 +21,7 @@ from smallvit.models import (
     LeViT,
     NesT,
     PiT,
+    RegionViT,
     SimpleViT,
     Swin,
     TwinsSVT,
@@ -42,6 +43,7 @@ TABLES: dict[type[Classifier], tuple[Table | Callable[[Any], Table], ...]] = {
     LeViT: (timm.LEVIT,),
     NesT: (lambda model: timm.nest(model.dim // model.heads),),
     PiT: (timm.PIT,),
+    RegionViT: (vit_pytorch.REGION_VIT,),
     Swin: (timm.SWIN,),
     TwinsSVT: (timm.TWINS_SVT,),
 }

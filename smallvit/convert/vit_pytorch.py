@@ -1,8 +1,9 @@
 """Tables for the models of vit-pytorch (https://github.com/lucidrains/vit-pytorch)."""
 
 import numpy as np
+from einops import rearrange
 
-from smallvit.convert.rules import Shapes, Table, dense, norm, positions, same
+from smallvit.convert.rules import Shapes, Table, conv, dense, norm, positions, same
 
 
 def log_temperature(leaf: str, array: np.ndarray, path: str, shapes: Shapes) -> dict[str, np.ndarray]:
@@ -83,4 +84,43 @@ DEEPVIT: Table = {
     "transformer.layers.{}.0.reattn_norm.1": ("block_{}/attention/attend/post/norm", norm),
     "mlp_head.0": ("norm", norm),
     "mlp_head.1": ("head", dense),
+}
+
+
+def region_patches(leaf: str, array: np.ndarray, path: str, shapes: Shapes) -> dict[str, np.ndarray]:
+    """A 1 x 1 convolution over patches flattened with the channels slowest, of which there are 3."""
+    if leaf == "bias":
+        return {"bias": array}
+    side = round((array.shape[1] / 3) ** 0.5)
+    return {"kernel": rearrange(array, "k (c p q) 1 1 -> (p q c) k", p=side, q=side)}
+
+
+def region_and_local_norm(leaf: str, array: np.ndarray, path: str, shapes: Shapes) -> dict[str, np.ndarray]:
+    """Its one norm stands before both attentions, where the authors have two."""
+    return {
+        f"{part}_norm/{end}": a for part in ("region", "local") for end, a in norm(leaf, array, path, shapes).items()
+    }
+
+
+def bias_of_all_blocks(leaf: str, array: np.ndarray, path: str, shapes: Shapes) -> dict[str, np.ndarray]:
+    """Its one table a stage, columns slowest, where the authors have one a block."""
+    ends = [end for i in range(len(shapes)) if f"{path}/{(end := f'block_{i}/local_attend/bias/grid')}" in shapes]
+    side = round(len(array) ** 0.5)
+    return {end: array.reshape(side, side, -1).swapaxes(0, 1) for end in ends}
+
+
+# As RegionViT(plain_downsample=True, qkv_bias=False, heads=4, dim_head=32, norm_eps=1e-5), without its 3 convolutions.
+REGION_VIT: Table = {
+    "local_encoder": ("locals", conv),
+    "region_encoder.1": ("regions/dense", region_patches),
+    "layers.{}.0.conv": ("stage_{}/down", conv),
+    "layers.{}.2.local_rel_pos_bias": ("stage_{}", bias_of_all_blocks),
+    "layers.{}.2.layers.{}.0.norm": ("stage_{}/block_{}", region_and_local_norm),
+    "layers.{}.2.layers.{}.0.to_qkv": ("stage_{}/block_{}/qkv", dense),
+    "layers.{}.2.layers.{}.0.to_out.0": ("stage_{}/block_{}/out", dense),
+    "layers.{}.2.layers.{}.1.0": ("stage_{}/block_{}/mlp_norm", norm),
+    "layers.{}.2.layers.{}.1.1": ("stage_{}/block_{}/mlp/in", dense),
+    "layers.{}.2.layers.{}.1.4": ("stage_{}/block_{}/mlp/out", dense),
+    "to_logits.1": ("norm", norm),
+    "to_logits.2": ("head", dense),
 }

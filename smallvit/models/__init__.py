@@ -9,6 +9,7 @@ from smallvit.models.keras_vit import KerasViT
 from smallvit.models.levit import LeViT
 from smallvit.models.nest import NesT
 from smallvit.models.pit import PiT
+from smallvit.models.regionvit import RegionViT
 from smallvit.models.scalable_vit import ScalableViT
 from smallvit.models.simple_vit import SimpleViT
 from smallvit.models.swin import Swin
@@ -29,6 +30,7 @@ __all__ = [
     "LeViT",
     "NesT",
     "PiT",
+    "RegionViT",
     "SLViT",
     "ScalableViT",
     "SimpleViT",
