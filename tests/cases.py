@@ -17,7 +17,8 @@ class Case:
     fields: dict[str, Any] = field(hash=False)
     size: tuple[int, int] = (16, 16)
     channels: int = 3
-    random: bool = True  # something is random in training, given a rate
+    both: bool = True  # run plain too; the further ways of an architecture run with SPT and LSA only
+    one_size: bool = False  # parameters other than positions depend on the image size
     idle: str | None = None  # parameters below this path have no effect, by the authors' own design
 
     def make(self, **changes: Any) -> Classifier:
@@ -52,14 +53,24 @@ _SCALABLE = dict(
 
 CASES = {
     "vit": Case(smallvit.ViT, {**_VIT, **_RANDOM}),
-    "vit_mean": Case(smallvit.ViT, {**_VIT, "pool": "mean", "dropout": 0.5, "qkv_bias": False}),
-    "vit_parallel": Case(smallvit.ViT, {**_VIT, "num_parallel_branches": 2, "layer_scale": 0.1, "drop_path": 0.3}),
-    "vit_merger": Case(smallvit.ViT, {**_VIT, "patch_merge_layer": 1, "patch_merge_num_tokens": 3, "emb_dropout": 0.3}),
-    "vit_merger_mean": Case(smallvit.ViT, {**_VIT, "patch_merge_layer": 1, "pool": "mean", "drop_path": 0.3}),
-    "vit_wide": Case(
-        smallvit.ViT, {**_VIT, **_RANDOM, "image_size": (9, 20), "patch_size": (3, 5), "patch_norm": True}, (9, 20), 1
+    "vit_mean": Case(smallvit.ViT, {**_VIT, "pool": "mean", "dropout": 0.5, "qkv_bias": False}, both=False),
+    "vit_parallel": Case(
+        smallvit.ViT, {**_VIT, "num_parallel_branches": 2, "layer_scale": 0.1, "drop_path": 0.3}, both=False
     ),
-    "sl_vit": Case(smallvit.SLViT, {**_VIT, **_RANDOM}),
+    "vit_merger": Case(
+        smallvit.ViT, {**_VIT, "patch_merge_layer": 1, "patch_merge_num_tokens": 3, "emb_dropout": 0.3}, both=False
+    ),
+    "vit_merger_mean": Case(
+        smallvit.ViT, {**_VIT, "patch_merge_layer": 1, "pool": "mean", "drop_path": 0.3}, both=False
+    ),
+    "vit_wide": Case(
+        smallvit.ViT,
+        {**_VIT, **_RANDOM, "image_size": (9, 20), "patch_size": (3, 5), "patch_norm": True},
+        (9, 20),
+        1,
+        both=False,
+    ),
+    "sl_vit": Case(smallvit.SLViT, {**_VIT, **_RANDOM}, both=False),
     "simple_vit": Case(
         smallvit.SimpleViT,
         dict(image_size=16, patch_size=4, dim=16, depth=2, heads=2, dim_head=8, mlp_dim=24, drop_path=0.5),
@@ -78,6 +89,7 @@ CASES = {
             dropout=0.1,
         ),
         (12, 12),
+        one_size=True,
     ),
     "swin": Case(smallvit.Swin, {**_SWIN, "dropout": 0.2, "emb_dropout": 0.2, "drop_path": 0.3}),
     # Windows that do not fit, an odd grid to merge, absolute positions.
@@ -86,6 +98,7 @@ CASES = {
         {**_SWIN, "image_size": (12, 20), "patch_size": (4, 2), "positions": True, "window_size": 4, "drop_path": 0.5},
         (12, 20),
         1,
+        both=False,
     ),
     "cait": Case(smallvit.CaiT, {**_VIT, **_RANDOM, "cls_depth": 1, "layer_dropout": 0.3}),
     "cait_mix_class": Case(
@@ -97,6 +110,7 @@ CASES = {
             "dim_head": None,
         },
         (8, 16),
+        both=False,
     ),
     "nest": Case(
         smallvit.NesT,
@@ -107,6 +121,7 @@ CASES = {
         dict(image_size=(9, 20), patch_size=(3, 2), dim=8, heads=1, num_hierarchies=1, block_repeats=2, dropout=0.2),
         (9, 20),
         1,
+        both=False,
     ),
     "levit": Case(smallvit.LeViT, {**_LEVIT, **_DROP, "residual_init": 1.0}, (48, 64)),
     "twins_svt": Case(smallvit.TwinsSVT, {**_TWINS, "dropout": 0.1, "drop_path": 0.3}),
@@ -123,6 +138,7 @@ CASES = {
             **dict(class_position=True, pool_dense=True, qkv_bias=False, dropout=0.3),
         ),
         (8, 16),
+        both=False,
     ),
     "deepvit": Case(smallvit.DeepViT, {**_VIT, **_RANDOM}),
     "crossvit": Case(
@@ -136,7 +152,9 @@ CASES = {
     ),
     # In the last block only the class token's query counts, and it takes no convolution.
     "cvt": Case(smallvit.CvT, {**_CVT, **_DROP}, idle="block_2_0/attention/q_conv/"),
-    "cvt_mean": Case(smallvit.CvT, {**_CVT, "pool": "mean", "s2_kv_proj_stride": 1, "dropout": 0.3}, (9, 20), 1),
+    "cvt_mean": Case(
+        smallvit.CvT, {**_CVT, "pool": "mean", "s2_kv_proj_stride": 1, "dropout": 0.3}, (9, 20), 1, both=False
+    ),
     "t2t_vit": Case(
         smallvit.T2TViT,
         {**_RANDOM, **dict(image_size=(8, 12), t2t_layers=((3, 2), (3, 2)), dim=16, depth=2, heads=2, mlp_dim=16)},
@@ -146,7 +164,7 @@ CASES = {
     "regionvit": Case(smallvit.RegionViT, {**_REGION, **_DROP}, idle=_LAST_BIAS),
     # 3 x 5 regions become 2 x 3, and the windows of the last ones are filled up.
     "regionvit_wide": Case(
-        smallvit.RegionViT, {**_REGION, "use_peg": True, "dropout": 0.3}, (12, 20), 1, idle=_LAST_BIAS
+        smallvit.RegionViT, {**_REGION, "use_peg": True, "dropout": 0.3}, (12, 20), 1, idle=_LAST_BIAS, both=False
     ),
 }
 

@@ -10,7 +10,8 @@ jaxtyping.install_import_hook("smallvit", "beartype.beartype")
 
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
-jax.config.update("jax_disable_most_optimizations", True)  # tests compile far more than they compute
+jax.config.update("jax_disable_most_optimizations", True)  # tests compile far more than they compute,
+jax.config.update("jax_default_prng_impl", "rbg")  # and the default generator is long to compile
 
 
 @pytest.fixture
