@@ -10,6 +10,9 @@ from smallvit.layers import pair
 from smallvit.registry import PRESETS
 from tests.cases import COUNTS, SMALL_DATA_COUNTS
 
+# Large models, traced for their shapes alone: the checks of types would double the time.
+pytestmark = pytest.mark.usefixtures("as_a_user")
+
 
 def count(model: nn.Module, size: int | tuple[int, int]) -> int:
     image = jax.ShapeDtypeStruct((1, *pair(size), 3), jnp.float32)

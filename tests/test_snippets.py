@@ -11,6 +11,8 @@ import pytest
 import smallvit
 
 ROOT = Path(__file__).parents[1]
+pytestmark = pytest.mark.usefixtures("as_a_user")
+
 SNIPPETS = sorted((ROOT / "docs" / "snippets").glob("*.md"))
 PRINTED = {
     "patch_merger": ["(1, 1000)", "(4, 8, 1024)"],

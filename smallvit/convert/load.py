@@ -60,17 +60,17 @@ def load_pretrained(model: Classifier, source: str | Path, *, channels: int = 3)
     """
     size = pair(model.image_size or 224)  # those that take any size have no parameters that depend on it
     image = jnp.zeros((1, *size, channels), model.dtype)
-    variables = by_path(jax.jit(model.init)(jax.random.key(0), image))
-    shapes = {path: leaf.shape for path, leaf in variables.items()}
+    wanted = by_path(jax.eval_shape(model.init, jax.random.key(0), image))
+    shapes = {path: leaf.shape for path, leaf in wanted.items()}
     arrays, left_over = _best_fit(model, read_state(source), shapes)
 
     arrays = {path: _resampled(path, array, shapes) for path, array in arrays.items()}
     heads = {path for path in shapes if "head" in path.split("/")[1] and not path.startswith("params/head_mlp")}
     fresh = sorted(path for path in heads if path in arrays and arrays[path].shape != shapes[path])
     fresh += sorted(path for path in heads - arrays.keys())
-    for path in fresh:
-        arrays[path] = np.asarray(variables[path])
     if fresh:
+        start = by_path(jax.jit(model.init)(jax.random.key(0), image))
+        arrays |= {path: np.asarray(start[path]) for path in fresh}
         warnings.warn(f"{source} has another head: {', '.join(fresh)} start afresh, train them first", stacklevel=2)
 
     problems = {
@@ -85,7 +85,7 @@ def load_pretrained(model: Classifier, source: str | Path, *, channels: int = 3)
     if any(problems.values()):
         lists = "; ".join(f"{what}: {_some(names)}" for what, names in problems.items() if names)
         raise ValueError(f"{source} does not fit {type(model).__name__} with these fields: {lists}")
-    return nested({path: jnp.asarray(array, variables[path].dtype) for path, array in arrays.items()})
+    return nested({path: jnp.asarray(array, wanted[path].dtype) for path, array in arrays.items()})
 
 
 def read_state(source: str | Path) -> State:
