@@ -2,6 +2,7 @@
 
 import contextlib
 import io
+import re
 from pathlib import Path
 
 import jax
@@ -39,10 +40,16 @@ def test_snippet(path: Path):
 
 
 def test_the_readme_runs():
-    blocks = (ROOT / "README.md").read_text().split("```python\n")[1:]
+    readme = (ROOT / "README.md").read_text()
     names: dict = {}
-    for block in blocks:
+    for block in re.sub(r"<details>.*?</details>", "", readme, flags=re.DOTALL).split("```python\n")[1:]:
         exec(block.split("```")[0], names)
     assert names["logits"].shape == (4, 10)
     assert names["tokens"].shape == (4, 65, 192)
     assert names["large"].apply(names["variables"], jax.numpy.zeros((1, 48, 48, 3))).shape == (1, 10)
+
+
+def test_the_readme_shows_every_snippet():
+    readme = (ROOT / "README.md").read_text()
+    assert [path.stem for path in SNIPPETS if path.read_text().strip() not in readme] == []
+    assert len(SNIPPETS) == 17
