@@ -25,9 +25,10 @@ benchmark: .venv-peers/installed
 	$(BIN)/pip install --quiet --editable '.[dev]'
 	touch $@
 
-.venv-peers/installed: pyproject.toml benchmarks/requirements.txt
+.venv-peers/installed: pyproject.toml benchmarks/requirements.txt benchmarks/requirements-no-deps.txt
 	$(PYTHON) -m venv .venv-peers
 	.venv-peers/bin/pip install --quiet --requirement benchmarks/requirements.txt
+	.venv-peers/bin/pip install --quiet --no-deps --requirement benchmarks/requirements-no-deps.txt
 	.venv-peers/bin/pip install --quiet --editable . optax
 	touch $@
 
