@@ -29,9 +29,12 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import torch
-from vit_pytorch.vit_for_small_dataset import ViT as TorchSLViT
 
 import benchmarks.torch_peers  # noqa: F401, first: it makes the next import work
+
+# ruff: isort: off
+from vit_pytorch.vit_for_small_dataset import ViT as TorchSLViT
+
 import smallvit
 
 CLASSES, SIZE = 100, 32
