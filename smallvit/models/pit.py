@@ -29,6 +29,7 @@ from smallvit.layers import (
     check_pool,
     pair,
     patch_of,
+    per_stage,
     shifted_copies,
     spt_directions,
 )
@@ -62,7 +63,7 @@ class PiT(Classifier, kw_only=True):
     def features(self, image: Images, *, train: bool = False) -> Float[Array, "b n d"]:
         check_pool(self.pool)
         image = check_image(image, self.image_size, self.dtype)
-        heads, mlp_dims = self._per_stage("heads", self.heads), self._per_stage("mlp_dim", self.mlp_dim)
+        heads, mlp_dims = (per_stage(name, getattr(self, name), len(self.depth)) for name in ("heads", "mlp_dim"))
         norm = partial(LayerNorm, epsilon=self.norm_eps, dtype=self.dtype)
         dense = partial(Dense, dtype=self.dtype)
 
@@ -120,13 +121,6 @@ class PiT(Classifier, kw_only=True):
             norm = partial(LayerNorm, dtype=self.dtype)
             return SPTPool(dim, grid, self.spt, dense=dense, norm=norm, name=name)
         return ConvPool(dim, grid, dense, self.pool_dense, name=name)
-
-    def _per_stage(self, field: str, value: int | tuple[int, ...]) -> tuple[int, ...]:
-        stages = len(self.depth)
-        values = (value,) * stages if isinstance(value, int) else value
-        if len(values) != stages:
-            raise ValueError(f"{field}={value} for the {stages} stages of depth={self.depth}: give one, or one a stage")
-        return values
 
 
 class ConvPool(nn.Module):
