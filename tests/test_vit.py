@@ -45,6 +45,8 @@ def test_mistakes_are_named(fields, image, message):
 def test_mistakes_of_the_others():
     with pytest.raises(ValueError, match="dim=18 must be a multiple of 4"):
         SimpleViT(**{**SIZES, "dim": 18}).init(KEY, ones(16, 16, 3))
+    with pytest.raises(ValueError, match="SimpleViT has no class token: leave it at 'mean'"):
+        SimpleViT(**SIZES, pool="cls").init(KEY, ones(16, 16, 3))
     with pytest.raises(ValueError, match="dimension 8, the merger dim=16"):
         PatchMerger(16, 2).init(KEY, ones(4, 8))
 

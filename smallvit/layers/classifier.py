@@ -6,7 +6,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
 from smallvit.layers.dense import Dense
-from smallvit.layers.pool import Pool, pool_tokens
+from smallvit.layers.pool import Pool, check_pool, pool_tokens
 from smallvit.layers.size import Images
 
 
@@ -18,6 +18,9 @@ class Classifier(nn.Module, kw_only=True):
     dtype: DTypeLike = jnp.float32  # of the computation; parameters stay float32
 
     def setup(self) -> None:
+        check_pool(self.pool)
+        if self.pool == "cls" and type(self).pool != "cls":
+            raise ValueError(f"pool='cls', but {type(self).__name__} has no class token: leave it at 'mean'")
         if self.num_classes < 0:
             raise ValueError(f"num_classes={self.num_classes} must be positive, or 0 for features without a head")
         self.head = self.make_head() if self.num_classes else None

@@ -25,7 +25,6 @@ from smallvit.layers import (
     Size,
     SPTOption,
     check_image,
-    check_pool,
     grid_size,
     pair,
     patch_embed,
@@ -68,7 +67,6 @@ class CrossViT(Classifier, kw_only=True):
 
     @nn.compact
     def features(self, image: Images, *, train: bool = False) -> Float[Array, "b 1 d"]:
-        check_pool(self.pool)
         image = check_image(image, self.image_size, self.dtype)
         norm = partial(LayerNorm, epsilon=self.norm_eps, dtype=self.dtype)
         dense = partial(Dense, dtype=self.dtype)

@@ -25,7 +25,6 @@ from smallvit.layers import (
     Size,
     SPTOption,
     check_image,
-    check_pool,
     ramp,
     shift_image,
 )
@@ -70,7 +69,6 @@ class CvT(Classifier, kw_only=True):
 
     @nn.compact
     def features(self, image: Images, *, train: bool = False) -> Float[Array, "b n d"]:
-        check_pool(self.pool)
         image = check_image(image, self.image_size, self.dtype)
         norm = partial(LayerNorm, epsilon=self.norm_eps, dtype=self.dtype)
         dense = partial(Dense, dtype=self.dtype)

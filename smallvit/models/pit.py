@@ -26,7 +26,6 @@ from smallvit.layers import (
     SPTOption,
     SPTPool,
     check_image,
-    check_pool,
     pair,
     patch_of,
     per_stage,
@@ -61,7 +60,6 @@ class PiT(Classifier, kw_only=True):
 
     @nn.compact
     def features(self, image: Images, *, train: bool = False) -> Float[Array, "b n d"]:
-        check_pool(self.pool)
         image = check_image(image, self.image_size, self.dtype)
         heads, mlp_dims = (per_stage(name, getattr(self, name), len(self.depth)) for name in ("heads", "mlp_dim"))
         norm = partial(LayerNorm, epsilon=self.norm_eps, dtype=self.dtype)

@@ -28,7 +28,6 @@ from smallvit.layers import (
     Size,
     SPTOption,
     check_image,
-    check_pool,
     pair,
     shifted_copies,
     spt_directions,
@@ -58,7 +57,6 @@ class T2TViT(Classifier, kw_only=True):
 
     @nn.compact
     def features(self, image: Images, *, train: bool = False) -> Float[Array, "b n d"]:
-        check_pool(self.pool)
         image = check_image(image, self.image_size, self.dtype)
         if not self.t2t_layers:
             raise ValueError("t2t_layers is empty: give a (kernel, stride) for each soft split, at least one")

@@ -28,7 +28,6 @@ from smallvit.layers import (
     Size,
     SPTOption,
     check_image,
-    check_pool,
     grid_size,
     patch_embed,
     patch_of,
@@ -62,7 +61,6 @@ class ViT(Classifier, kw_only=True):
 
     @nn.compact
     def features(self, image: Images, *, train: bool = False) -> Float[Array, "b n d"]:
-        check_pool(self.pool)
         image = check_image(image, self.image_size, self.dtype)
         if self.patch_merge_layer is not None and not 1 <= self.patch_merge_layer <= self.depth:
             raise ValueError(f"patch_merge_layer={self.patch_merge_layer} must be from 1 to depth={self.depth}")
