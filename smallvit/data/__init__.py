@@ -1,0 +1,18 @@
+"""Sources of images (a folder, arrays, known sets) and what they become; the order of the batches."""
+
+from smallvit.data.batches import batch_indices, eval_batches, order
+from smallvit.data.dataset import Dataset, Fit, Preprocess, Split
+from smallvit.data.decode import decode
+from smallvit.data.load import load_data
+
+__all__ = [
+    "Dataset",
+    "Fit",
+    "Preprocess",
+    "Split",
+    "batch_indices",
+    "decode",
+    "eval_batches",
+    "load_data",
+    "order",
+]

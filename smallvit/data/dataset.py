@@ -1,0 +1,66 @@
+"""What every source becomes: uint8 images, labels and class names in three splits, and how a file becomes an image."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from typing import Any, Literal
+
+import numpy as np
+from jaxtyping import Array, Float32, Int32, Shaped, UInt8
+
+Fit = Literal["crop", "pad"]
+
+
+@dataclass(frozen=True)
+class Split:
+    images: UInt8[np.ndarray, "n H W c"]  # in memory or memory-mapped: index it, never copy it whole
+    labels: Int32[np.ndarray, "n"]
+    names: Sequence[str]  # where each image came from: a path below the folder, or an index such as "train[17]"
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+
+@dataclass(frozen=True)
+class Preprocess:
+    """From a file to what the model sees. It is stored with the model, so that prediction does the same."""
+
+    size: tuple[int, int]  # height, width
+    channels: int  # 1 if every image is grey, else 3
+    fit: Fit
+    mean: tuple[float, ...]  # of pixels in [0, 1], one for each channel
+    std: tuple[float, ...]
+
+    def normalise(self, images: Shaped[Array | np.ndarray, "*b H W c"]) -> Float32[Array | np.ndarray, "*b H W c"]:
+        # Of the images' own rank, since jax may be told to refuse to add axes.
+        shape = (1,) * (images.ndim - 1) + (self.channels,)
+        mean = np.asarray(self.mean, np.float32).reshape(shape)
+        std = np.asarray(self.std, np.float32).reshape(shape)
+        return (images.astype(np.float32) / 255 - mean) / std
+
+    def to_json(self) -> dict[str, Any]:
+        return {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()}
+
+    @classmethod
+    def from_json(cls, stored: Mapping[str, Any]) -> "Preprocess":
+        names = [field.name for field in fields(cls)]
+        if sorted(stored) != sorted(names):
+            raise ValueError(f"a stored preprocessing has the fields {', '.join(names)}, not {', '.join(stored)}")
+        height, width = stored["size"]
+        return cls(
+            (int(height), int(width)),
+            int(stored["channels"]),
+            stored["fit"],
+            tuple(map(float, stored["mean"])),
+            tuple(map(float, stored["std"])),
+        )
+
+
+@dataclass(frozen=True)
+class Dataset:
+    name: str
+    classes: tuple[str, ...]
+    train: Split
+    val: Split
+    test: Split | None
+    preprocess: Preprocess
+    notes: tuple[str, ...]  # lines for the user: how it was split, what was skipped, duplicates across splits

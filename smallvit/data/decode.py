@@ -1,0 +1,147 @@
+"""One image file, whatever its kind, as an array of 8-bit pixels of the size asked for; safe on any bytes."""
+
+import threading
+import warnings
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import BinaryIO, NamedTuple, TypeVar
+
+import numpy as np
+from jaxtyping import UInt8
+from PIL import Image, ImageOps, UnidentifiedImageError
+
+from smallvit.data.dataset import Fit
+
+MAX_PIXELS = 89_478_485  # where Pillow starts to suspect a decompression bomb
+
+Image.init()
+SUFFIXES = {suffix for suffix, kind in Image.registered_extensions().items() if kind in Image.OPEN}
+# EPS would be handed to Ghostscript, which runs the file as a program; the others are formats without a decoder.
+FORMATS = [kind for kind in Image.OPEN if kind not in ("EPS", "WMF", "BUFR", "GRIB", "HDF5", "MPEG")]
+SUFFIXES -= {suffix for suffix, kind in Image.registered_extensions().items() if kind not in FORMATS}
+_ORIENTATION = 0x0112
+
+_T = TypeVar("_T")
+_warnings_lock = threading.Lock()
+
+
+class Header(NamedTuple):
+    height: int
+    width: int
+    grey: bool
+
+
+def decode(source: Path | BinaryIO, size: tuple[int, int], channels: int, fit: Fit) -> UInt8[np.ndarray, "H W c"]:
+    """The (first) image, upright and on white where it is transparent, with its aspect ratio kept.
+
+    "crop" takes the largest middle part of the right shape; "pad" takes everything and fills up with the image's mean
+    colour, which, unlike black, adds no edges that are stronger than the image's own. An image of the right size is
+    not touched. 16-bit images are scaled from the full range of their type.
+
+    Raises ValueError, which names the file, for whatever cannot be read.
+    """
+    if channels not in (1, 3):
+        raise ValueError(f"channels={channels} must be 1 or 3")
+
+    def pixels(image: Image.Image) -> UInt8[np.ndarray, "H W c"]:
+        enough = 2 * max(size)  # what a JPEG may be shrunk to while it is decoded, with a reserve for good resampling
+        if min(image.size) > enough:
+            image.draft(None, tuple(side * enough // min(image.size) for side in image.size))  # type: ignore[arg-type]
+        image.load()
+        _refuse_bomb(image)
+        with suppress(Exception):  # broken EXIF data are no reason to refuse a sound image
+            image = ImageOps.exif_transpose(image)
+        return fit_image(_eight_bits(image, channels), size, fit)
+
+    return _with_image(source, pixels)
+
+
+def header(source: Path | BinaryIO) -> Header:
+    """What can be known of an image without decoding it: its size when upright, and whether it is grey."""
+
+    def read(image: Image.Image) -> Header:
+        width, height = image.size
+        if "exif" in image.info or image.format == "TIFF":  # elsewhere Pillow would decode the image to find none
+            with suppress(Exception):
+                if image.getexif().get(_ORIENTATION) in (5, 6, 7, 8):
+                    width, height = height, width
+        return Header(height, width, _is_grey(image))
+
+    return _with_image(source, read)
+
+
+def fit_image(image: Image.Image, size: tuple[int, int], fit: Fit) -> UInt8[np.ndarray, "H W c"]:
+    height, width = size
+    if image.size == (width, height):
+        fitted = image
+    elif fit == "crop":
+        fitted = ImageOps.fit(image, (width, height), Image.Resampling.BICUBIC)
+    elif fit == "pad":
+        inner = ImageOps.contain(image, (width, height), Image.Resampling.BICUBIC)
+        mean = np.asarray(inner).mean(axis=(0, 1)).round().astype(int)
+        fitted = ImageOps.pad(inner, (width, height), color=tuple(np.atleast_1d(mean).tolist()))
+    else:
+        raise ValueError(f'fit={fit!r} must be "crop" or "pad"')
+    return np.array(fitted).reshape(height, width, -1)
+
+
+def _with_image(source: Path | BinaryIO, use: Callable[[Image.Image], _T]) -> _T:
+    name = str(source) if isinstance(source, Path) else getattr(source, "name", "the image")
+    try:
+        # Pillow only warns of bombs of a middle size. The filters belong to the whole process, hence the lock.
+        with _warnings_lock, warnings.catch_warnings():
+            warnings.simplefilter("error", Image.DecompressionBombWarning)
+            image = Image.open(source, formats=FORMATS)
+        with image:
+            _refuse_bomb(image)
+            return use(image)
+    except UnidentifiedImageError:
+        reason = "it is not an image of a kind that Pillow reads"
+    except FileNotFoundError:
+        reason = "there is no such file"
+    except (Image.DecompressionBombError, Image.DecompressionBombWarning):
+        reason = f"it has more than {MAX_PIXELS:,} pixels"
+    except Exception as error:  # Pillow's readers raise almost anything on broken bytes
+        reason = " ".join(str(error).split()) or type(error).__name__
+    raise ValueError(f"cannot read {name}: {reason}")
+
+
+def _refuse_bomb(image: Image.Image) -> None:
+    if image.width * image.height > MAX_PIXELS:
+        raise Image.DecompressionBombError
+
+
+def _is_grey(image: Image.Image) -> bool:
+    if image.mode in ("P", "PA"):
+        palette = np.reshape(image.getpalette("RGB") or [0, 0, 0], (-1, 3))
+        return bool((palette == palette[:, :1]).all())
+    return image.mode in ("1", "L", "LA", "La", "I", "F") or image.mode.startswith("I;16")
+
+
+def _eight_bits(image: Image.Image, channels: int) -> Image.Image:
+    if image.mode in ("I", "F") or image.mode.startswith("I;16"):
+        image = Image.fromarray(_scaled(np.asarray(image)))
+    if image.has_transparency_data:
+        image = image.convert("RGBA")
+        image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)
+    # First to RGB: some modes, such as CMYK, have no direct way to grey.
+    if image.mode not in ("1", "L"):
+        image = image.convert("RGB")
+    return image.convert("L" if channels == 1 else "RGB")
+
+
+def _scaled(values: np.ndarray) -> UInt8[np.ndarray, "H W"]:
+    """To 8 bits from the range of 16 bits, or of [0, 1] or [0, 255] for floats; from its own range beyond those.
+
+    Pillow hands out 16-bit images of some formats as 32 bits, where the type's own range would make them black.
+    """
+    if not np.isfinite(values).all():
+        raise ValueError("it has pixels that are not finite")
+    tops = (1.0, 255.0) if values.dtype.kind == "f" else (65535.0,)
+    values = values.astype(np.float64)
+    low, high = values.min(), values.max()
+    top = next((top for top in tops if low >= 0 and high <= top), None)
+    if top is None:
+        values, top = values - low, max(high - low, 1.0)
+    return np.round(values / top * 255).astype(np.uint8)
