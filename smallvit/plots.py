@@ -1,0 +1,362 @@
+"""Figures of a run, each from plain arrays and lists; nothing here knows of pyplot or a screen."""
+
+import os
+import tempfile
+import warnings
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import matplotlib
+import numpy as np
+from jaxtyping import Bool, Float, Integer, UInt8
+from matplotlib.axes import Axes
+from matplotlib.colors import LinearSegmentedColormap, PowerNorm
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+from PIL import Image
+
+INK, MUTED, FAINT = "#1f2933", "#66727f", "#e4e8ec"
+TRAIN, VAL, WRONG = "#8a97a6", "#1f6feb", "#c8402f"
+BLUES = LinearSegmentedColormap.from_list("blues", ["#f7f9fc", "#c4d8f5", "#7fabea", "#1f6feb", "#0b3a86"])
+HEAT = matplotlib.colormaps["inferno"]
+MOST_MISTAKES = 24
+
+Images = UInt8[np.ndarray, "b H W c"]
+
+_styled = matplotlib.rc_context(
+    {
+        "figure.constrained_layout.use": True,
+        "figure.constrained_layout.w_pad": 0.06,
+        "figure.constrained_layout.h_pad": 0.06,
+        "figure.dpi": 120,
+        "savefig.dpi": 120,
+        "font.family": "sans-serif",
+        "font.sans-serif": ["DejaVu Sans"],
+        "font.size": 9.5,
+        "axes.titlesize": 10.5,
+        "axes.titleweight": "bold",
+        "axes.titlelocation": "left",
+        "axes.titlepad": 8,
+        "axes.labelsize": 9.5,
+        "axes.labelcolor": MUTED,
+        "axes.edgecolor": "#c5ccd3",
+        "axes.spines.top": False,
+        "axes.spines.right": False,
+        "axes.grid": False,
+        "axes.axisbelow": True,
+        "grid.color": FAINT,
+        "text.color": INK,
+        "text.parse_math": False,  # names of classes and files may hold a dollar sign
+        "xtick.color": MUTED,
+        "ytick.color": MUTED,
+        "xtick.major.size": 0,
+        "ytick.major.size": 0,
+        "legend.frameon": False,
+        "lines.linewidth": 1.8,
+        "lines.markersize": 4.5,
+        "lines.solid_capstyle": "round",
+    }
+)
+
+
+def save(figure: Figure, path: Path) -> None:
+    """As PNG; a reader of `path` sees the old file or the whole new one."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, temporary = tempfile.mkstemp(suffix=".png", prefix=f".{path.name}.", dir=path.parent)
+    os.close(handle)
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "Glyph .* missing")  # a box stands for a letter the font does not have
+            figure.savefig(temporary, format="png", facecolor="white")
+        os.chmod(temporary, 0o644)  # mkstemp's are for their owner alone
+        os.replace(temporary, path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+
+
+@_styled
+def curves(rows: Sequence[Mapping[str, float | int | None]]) -> Figure:
+    """Loss, top-1 and learning rate against `epoch`.
+
+    A row has any of train_loss, val_loss, train_top1, val_top1 (both in percent) and learning_rate.
+    """
+    if not rows:
+        return _notice("No epoch has been finished yet.")
+    figure = Figure(figsize=(11, 3.4))
+    loss, top1, rate = figure.subplots(1, 3)
+    epochs = _series(rows, "epoch")[1]
+    first, last = min(epochs), max(epochs)
+    for axes, title, lines in (
+        (loss, "Loss", [("train_loss", "training", TRAIN), ("val_loss", "validation", VAL)]),
+        (top1, "Top-1, %", [("train_top1", "training", TRAIN), ("val_top1", "validation", VAL)]),
+        (rate, "Learning rate", [("learning_rate", "", VAL)]),
+    ):
+        axes.set_title(title)
+        axes.set_xlabel("epoch")
+        axes.grid(axis="y")
+        for key, label, colour in lines:
+            epochs, values = _series(rows, key)
+            axes.plot(epochs, values, color=colour, label=label, marker="o" if len(values) <= 12 else "")
+        axes.set_xlim(*((first - 0.5, last + 0.5) if last - first < 2 else (first, last)))
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1, nbins=8))
+        axes.margins(y=0.12)
+    epochs, values = _series(rows, "val_top1")
+    if values:
+        best = int(np.argmax(values))
+        top1.plot(
+            epochs[best], values[best], "o", color=VAL, markersize=7, markeredgecolor="white", clip_on=False, zorder=3
+        )
+        top1.set_title(f"Top-1, %: best {values[best]:.1f} at epoch {epochs[best]:g}")
+    rate.yaxis.set_major_formatter("{x:.3g}")
+    for axes in (loss, top1):
+        axes.legend(loc="best")
+    return figure
+
+
+@_styled
+def confusion(matrix: Integer[np.ndarray, "k k"], classes: Sequence[str]) -> Figure:
+    """Rows are the true classes, columns the predicted ones; the colour is the share of the row."""
+    k = len(classes)
+    if matrix.shape != (k, k):
+        raise ValueError(f"a confusion matrix of shape {matrix.shape} for {k} classes: it must be {k} x {k}")
+    share = matrix / np.maximum(matrix.sum(axis=1, keepdims=True), 1)
+    named, numbered = k <= 60, k <= 20
+    side = float(np.clip(2.6 + 0.42 * k, 4.2, 9.5))
+    figure = Figure(figsize=(side + 0.9, side + 0.3))
+    axes = figure.subplots()
+    # Where no numbers stand in the cells, a few mistakes are to be seen as well.
+    norm = PowerNorm(1 if numbered else 0.5, vmin=0, vmax=1)
+    picture = axes.imshow(share, cmap=BLUES, norm=norm, interpolation="nearest")
+    right = np.trace(matrix) / max(matrix.sum(), 1)
+    axes.set_title(f"{right:.1%} of {matrix.sum():,} images on the diagonal")
+    axes.set_xlabel("predicted")
+    axes.set_ylabel("true")
+    for spine in axes.spines.values():
+        spine.set_visible(False)
+    if named:
+        size = 9.5 if k <= 20 else float(np.clip(330 / k, 5.5, 9))
+        names = [_short(name, 18) for name in classes]
+        upright = max(map(len, names)) * k > 60
+        axes.set_xticks(range(k), names, fontsize=size, rotation=90 if upright else 0)
+        axes.set_yticks(range(k), names, fontsize=size)
+    else:
+        ticks = range(0, k, 20 if k <= 120 else 50)
+        axes.set_xticks(ticks)
+        axes.set_yticks(ticks)
+        axes.set_xlabel("predicted, number of the class")
+        axes.set_ylabel("true, number of the class")
+    if numbered:
+        size = float(np.clip(130 / k, 6.5, 12))
+        for i, j in np.argwhere(matrix):
+            colour = "white" if share[i, j] > 0.55 else INK
+            axes.text(j, i, f"{matrix[i, j]}", ha="center", va="center", color=colour, fontsize=size)
+        axes.set_xticks(np.arange(k - 1) + 0.5, minor=True)
+        axes.set_yticks(np.arange(k - 1) + 0.5, minor=True)
+        axes.grid(which="minor", color="white", linewidth=1.5)
+        axes.tick_params(which="minor", length=0)
+    bar = figure.colorbar(picture, ax=axes, shrink=0.6, aspect=28, pad=0.02, ticks=[0, 0.5, 1])
+    bar.ax.set_yticklabels(["0", "50", "100 %"])
+    bar.outline.set_visible(False)  # type: ignore[operator]  # matplotlib's stubs have it callable
+    return figure
+
+
+@_styled
+def image_grid(images: Images, titles: Sequence[str], columns: int = 8) -> Figure:
+    if not len(images):
+        return _notice("No images.")
+    figure, axes = _tiles(len(images), min(columns, len(images)), images.shape[1] / images.shape[2], lines=1)
+    for each, image, title in zip(axes, images, titles, strict=True):
+        _show(each, image)
+        each.set_title(_short(title, 22), fontsize=8, fontweight="normal", pad=4)
+    return figure
+
+
+@_styled
+def mistakes(
+    images: Images,
+    true: Integer[np.ndarray, " b"],
+    predicted: Integer[np.ndarray, " b"],
+    probability: Float[np.ndarray, " b"],
+    classes: Sequence[str],
+) -> Figure:
+    """The wrong images of these, the most confident first; `probability` is that of the predicted class."""
+    wrong = worst_mistakes(true, predicted, probability)
+    if not wrong.size:
+        return _notice(f"No mistakes: all {len(true):,} images were classified as labelled.")
+    columns = min(6, max(len(wrong), 3))
+    figure, axes = _tiles(len(wrong), columns, images.shape[1] / images.shape[2], lines=2)
+    for each, i in zip(axes, wrong, strict=True):
+        _show(each, np.asarray(images[i]))
+        says = f"{_short(classes[int(predicted[i])], 16)} {probability[i]:.0%}"
+        each.set_title(says, fontsize=8.5, color=WRONG, pad=17)
+        each.text(
+            0, 1.02, f"is {_short(classes[int(true[i])], 18)}", transform=each.transAxes, fontsize=8.5, va="bottom"
+        )
+    return figure
+
+
+def worst_mistakes(
+    true: Integer[np.ndarray, " b"], predicted: Integer[np.ndarray, " b"], probability: Float[np.ndarray, " b"]
+) -> Integer[np.ndarray, " w"]:
+    """Which images `mistakes` shows, in its order."""
+    wrong = np.flatnonzero(true != predicted)
+    return wrong[np.argsort(-probability[wrong], kind="stable")][:MOST_MISTAKES]
+
+
+@_styled
+def augmented(before: Images, after: Images) -> Figure:
+    """Pairs: each image above what training sees of it."""
+    if not len(before):
+        return _notice("No images.")
+    columns = min(8, len(before))
+    blocks = -(-len(before) // columns)
+    aspect = before.shape[1] / before.shape[2]
+    width = max(10.0 / columns, 1.25) if columns > 1 else 2.4
+    figure = Figure(figsize=(columns * width + 0.4, blocks * (2 * width * aspect + 0.35)))
+    parts = figure.subfigures(blocks, 1, squeeze=False, hspace=0.04)
+    for block, part in enumerate(parts[:, 0]):
+        axes = part.subplots(2, columns, squeeze=False)
+        for row, (name, batch) in enumerate((("before", before), ("after", after))):
+            for column in range(columns):
+                i = block * columns + column
+                if i < len(batch):
+                    _show(axes[row, column], np.asarray(batch[i]))
+                else:
+                    axes[row, column].set_axis_off()
+            axes[row, 0].set_ylabel(name, color=MUTED if row == 0 else VAL)
+    return figure
+
+
+@_styled
+def attention(images: Images, maps: Float[np.ndarray, "b h w"], titles: Sequence[str]) -> Figure:
+    """Image, map and overlay side by side; a map has values in [0, 1] and any size."""
+    if not len(images):
+        return _notice("No images.")
+    groups = 1 if len(images) <= 3 else 2
+    rows = -(-len(images) // groups)
+    aspect = images.shape[1] / images.shape[2]
+    width = 1.75
+    figure = Figure(figsize=(groups * (3 * width + 0.25), rows * (width * aspect + 0.34)))
+    # An empty column keeps two groups apart.
+    ratios = ([1, 1, 1, 0.12] * groups)[:-1]
+    axes = figure.subplots(rows, len(ratios), squeeze=False, gridspec_kw={"width_ratios": ratios})
+    for each in axes.flat:
+        each.set_axis_off()
+    for i, (image, heat, title) in enumerate(zip(images, maps, titles, strict=True)):
+        row, column = i // groups, 4 * (i % groups)
+        big = upscaled(image)
+        heat = upsampled(heat, (big.shape[0], big.shape[1]))
+        for offset, shown in enumerate((image, HEAT(heat)[..., :3], overlay(image, heat))):
+            axes[row, column + offset].set_axis_on()
+            _show(axes[row, column + offset], shown)
+        axes[row, column].set_title(_short(title, 60), fontsize=8.5, fontweight="normal", pad=4)
+    return figure
+
+
+def overlay(image: UInt8[np.ndarray, "H W c"], heat: Float[np.ndarray, "h w"]) -> UInt8[np.ndarray, "y x 3"]:
+    """The image in grey under the colours of the map: the warmer, the more the colour covers."""
+    big = upscaled(image)
+    grey = np.asarray(Image.fromarray(big).convert("L"), np.float32)[..., None] / 255
+    heat = upsampled(heat, (big.shape[0], big.shape[1]))
+    cover = 0.1 + 0.6 * heat[..., None]
+    return (255 * ((1 - cover) * grey + cover * HEAT(heat)[..., :3])).astype(np.uint8)
+
+
+def upscaled(image: UInt8[np.ndarray, "H W c"], side: int = 224) -> UInt8[np.ndarray, "y x 3"]:
+    """In colour, and as many times larger as reaches `side`, each pixel a crisp square."""
+    colour = image if image.shape[-1] == 3 else np.repeat(image[..., :1], 3, axis=-1)
+    times = max(-(-side // max(image.shape[:2])), 1)
+    return colour.repeat(times, axis=0).repeat(times, axis=1)
+
+
+def upsampled(heat: Float[np.ndarray, "h w"], size: tuple[int, int]) -> Float[np.ndarray, "y x"]:
+    """Bilinear, to (height, width)."""
+    large = Image.fromarray(np.asarray(heat, np.float32)).resize((size[1], size[0]), Image.Resampling.BILINEAR)
+    return np.clip(np.asarray(large), 0, 1)
+
+
+@_styled
+def reliability(confidence: Float[np.ndarray, " b"], correct: Bool[np.ndarray, " b"], bins: int = 15) -> Figure:
+    """Of the images that the model is so sure of, how many are right; below, how many there are."""
+    if not confidence.size:
+        return _notice("No images.")
+    centres, accuracy, sure, count = _bins(confidence, correct, bins)
+    figure = Figure(figsize=(4.8, 5.2))
+    top, bottom = figure.subplots(2, 1, sharex=True, gridspec_kw={"height_ratios": [3.4, 1]})
+    filled = count > 0
+    top.plot([0, 1], [0, 1], color=MUTED, linewidth=1, linestyle=(0, (4, 4)), label="calibrated")
+    top.bar(centres[filled], accuracy[filled], width=0.86 / bins, color=BLUES(0.45), label="share that is right")
+    top.plot(sure[filled], accuracy[filled], "o", color=VAL, markeredgecolor="white")
+    top.set_title(f"Calibration: ECE {100 * calibration_error(confidence, correct, bins):.1f} %")
+    top.set_ylabel("right")
+    top.set_ylim(0, 1.02)
+    top.legend(loc="upper left")
+    bottom.bar(centres, count, width=0.86 / bins, color=TRAIN)
+    bottom.set_xlabel("the model's confidence")
+    bottom.set_ylabel("images")
+    bottom.set_xlim(0, 1)
+    bottom.yaxis.set_major_locator(MaxNLocator(integer=True, nbins=3))
+    for axis in (top.yaxis, bottom.xaxis):
+        axis.set_major_formatter(lambda value, _: f"{100 * value:.0f} %")
+    for axes in (top, bottom):
+        axes.grid(axis="y")
+    return figure
+
+
+def calibration_error(confidence: Float[np.ndarray, " b"], correct: Bool[np.ndarray, " b"], bins: int = 15) -> float:
+    """ECE (https://arxiv.org/abs/1706.04599): |right - sure|, averaged over bins by their images."""
+    _, accuracy, sure, count = _bins(confidence, correct, bins)
+    return float((count * np.abs(accuracy - sure)).sum() / max(count.sum(), 1))
+
+
+def _bins(
+    confidence: Float[np.ndarray, " b"], correct: Bool[np.ndarray, " b"], bins: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Of each bin: its centre, the share that is right, the mean confidence, the number of images."""
+    which = np.clip(np.ceil(confidence * bins).astype(int) - 1, 0, bins - 1)  # (lower, upper], as in the paper
+    count = np.bincount(which, minlength=bins)
+    some = np.maximum(count, 1)
+    accuracy = np.bincount(which, correct, minlength=bins) / some
+    sure = np.bincount(which, confidence, minlength=bins) / some
+    return (np.arange(bins) + 0.5) / bins, accuracy, sure, count
+
+
+def _series(rows: Sequence[Mapping[str, float | int | None]], key: str) -> tuple[list[float], list[float]]:
+    """(epochs, values) of the rows that have this value; counted from 1 where rows do not say their epoch."""
+    numbered = [({"epoch": i} | dict(row)) for i, row in enumerate(rows, 1)]
+    pairs = [(row["epoch"], value) for row in numbered if (value := row.get(key)) is not None]
+    return [float(epoch or 0) for epoch, _ in pairs], [float(value) for _, value in pairs]
+
+
+def _notice(text: str) -> Figure:
+    figure = Figure(figsize=(6, 1.1))
+    figure.text(0.5, 0.5, text, ha="center", va="center", color=MUTED, fontsize=11)
+    return figure
+
+
+def _tiles(count: int, columns: int, aspect: float, lines: int) -> tuple[Figure, list[Axes]]:
+    """A figure of so many places for images, `lines` of text above each."""
+    rows = -(-count // columns)
+    width = max(10.0 / max(columns, 4), 1.2)
+    figure = Figure(figsize=(columns * width, rows * (width * aspect + 0.1 + 0.2 * lines)))
+    axes = figure.subplots(rows, columns, squeeze=False)
+    for empty in axes.flat[count:]:
+        empty.set_axis_off()
+    return figure, list(axes.flat[:count])
+
+
+def _show(axes: Axes, image: np.ndarray) -> None:
+    """Without interpolation, so that the pixels of a small image stay crisp."""
+    grey = image.shape[-1] == 1
+    axes.imshow(image[..., 0] if grey else image, cmap="gray", vmin=0, vmax=255, interpolation="nearest")
+    axes.set_xticks([])
+    axes.set_yticks([])
+    for spine in axes.spines.values():
+        spine.set_visible(False)
+
+
+def _short(text: str, width: int) -> str:
+    """On one line, and no longer than that."""
+    text = " ".join(text.split())
+    return text if len(text) <= width else text[: width - 1].rstrip() + "…"
