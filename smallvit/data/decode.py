@@ -1,11 +1,12 @@
 """One image file, whatever its kind, as an array of 8-bit pixels of the size asked for; safe on any bytes."""
 
+import io
 import threading
 import warnings
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import BinaryIO, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 from jaxtyping import UInt8
@@ -16,12 +17,13 @@ from smallvit.data.dataset import Fit
 MAX_PIXELS = 89_478_485  # where Pillow starts to suspect a decompression bomb
 
 Image.init()
-SUFFIXES = {suffix for suffix, kind in Image.registered_extensions().items() if kind in Image.OPEN}
 # EPS would be handed to Ghostscript, which runs the file as a program; the others are formats without a decoder.
-FORMATS = [kind for kind in Image.OPEN if kind not in ("EPS", "WMF", "BUFR", "GRIB", "HDF5", "MPEG")]
-SUFFIXES -= {suffix for suffix, kind in Image.registered_extensions().items() if kind not in FORMATS}
+_NOT_READ = ("EPS", "WMF", "BUFR", "GRIB", "HDF5", "MPEG")
+FORMATS = sorted(set(Image.OPEN) - set(_NOT_READ), key=lambda kind: (kind not in ("JPEG", "PNG"), kind))  # usual first
+SUFFIXES = {suffix for suffix, kind in Image.registered_extensions().items() if kind in FORMATS}
 _ORIENTATION = 0x0112
 
+Source = Path | io.BytesIO | io.BufferedReader
 _T = TypeVar("_T")
 _warnings_lock = threading.Lock()
 
@@ -32,7 +34,7 @@ class Header(NamedTuple):
     grey: bool
 
 
-def decode(source: Path | BinaryIO, size: tuple[int, int], channels: int, fit: Fit) -> UInt8[np.ndarray, "H W c"]:
+def decode(source: Source, size: tuple[int, int], channels: int, fit: Fit) -> UInt8[np.ndarray, "H W c"]:
     """The (first) image, upright and on white where it is transparent, with its aspect ratio kept.
 
     "crop" takes the largest middle part of the right shape; "pad" takes everything and fills up with the image's mean
@@ -57,12 +59,13 @@ def decode(source: Path | BinaryIO, size: tuple[int, int], channels: int, fit: F
     return _with_image(source, pixels)
 
 
-def header(source: Path | BinaryIO) -> Header:
+def header(source: Source) -> Header:
     """What can be known of an image without decoding it: its size when upright, and whether it is grey."""
 
     def read(image: Image.Image) -> Header:
         width, height = image.size
-        if "exif" in image.info or image.format == "TIFF":  # elsewhere Pillow would decode the image to find none
+        # Elsewhere Pillow would decode the image to find none; a TIFF's size is that of the upright image already.
+        if "exif" in image.info and image.format != "TIFF":
             with suppress(Exception):
                 if image.getexif().get(_ORIENTATION) in (5, 6, 7, 8):
                     width, height = height, width
@@ -86,7 +89,7 @@ def fit_image(image: Image.Image, size: tuple[int, int], fit: Fit) -> UInt8[np.n
     return np.array(fitted).reshape(height, width, -1)
 
 
-def _with_image(source: Path | BinaryIO, use: Callable[[Image.Image], _T]) -> _T:
+def _with_image(source: Source, use: Callable[[Image.Image], _T]) -> _T:
     name = str(source) if isinstance(source, Path) else getattr(source, "name", "the image")
     try:
         # Pillow only warns of bombs of a middle size. The filters belong to the whole process, hence the lock.

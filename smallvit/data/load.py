@@ -1,9 +1,12 @@
 """Any source by its name or path."""
 
 from pathlib import Path
+from typing import get_args
 
-from smallvit.data import embedded
+from smallvit.data.cache import user_cache
 from smallvit.data.dataset import Dataset, Fit
+from smallvit.data.embedded import NAME, load_embedded
+from smallvit.data.folder import load_folder
 
 
 def load_data(
@@ -12,9 +15,32 @@ def load_data(
     image_size: int | tuple[int, int] | None = None,
     fit: Fit = "crop",
     seed: int = 0,
-    data_dir: Path | None = None,
-    cache_dir: Path | None = None,
+    data_dir: str | Path | None = None,
+    cache_dir: str | Path | None = None,
 ) -> Dataset:
-    """The data set in the package (None)."""
+    """A data set by its name, from a folder of images or from an `.npz` file.
+
+    Args:
+        source: None or "fashion-mnist-10k" is the set in the package; a known name such as "cifar10" is looked for in
+            `data_dir` and else downloaded; anything else is a path. A name that is also a folder here means the known
+            set: write "./cifar10", or any path with a slash, for the folder.
+        image_size: Height and width, or both in one. Without it, small images that are all of one size keep it, others
+            become 32, 64 or 96 pixels, the largest of those that at least half of them have.
+        fit: How images of another shape fit in: "crop" takes the middle, "pad" fills up with the mean colour.
+        seed: Which images are held out where the source is not split. Leave it when comparing runs.
+        data_dir: Where the files of known sets are; without it a folder in the user's cache.
+        cache_dir: Where decoded images are kept; without it a folder in the user's cache.
+    """
     size = (image_size, image_size) if isinstance(image_size, int) else image_size
-    return embedded.load_embedded(image_size=size, fit=fit, seed=seed)
+    if size is not None and min(size) < 1:
+        raise ValueError(f"image_size={image_size} must be at least 1")
+    if fit not in get_args(Fit):
+        raise ValueError(f"fit={fit!r} must be {' or '.join(map(repr, get_args(Fit)))}")
+    cache = Path(cache_dir).expanduser() if cache_dir is not None else user_cache() / "decoded"
+
+    if source is None or source == NAME:
+        return load_embedded(image_size=size, fit=fit, seed=seed)
+    path = Path(source).expanduser()
+    if path.is_dir():
+        return load_folder(path, image_size=size, fit=fit, seed=seed, cache_dir=cache)
+    raise ValueError(f"{source} unknown")

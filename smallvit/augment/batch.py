@@ -1,0 +1,177 @@
+"""From a uint8 batch to what the model trains on. Every image has a key of its own, from its place in the batch."""
+
+from collections.abc import Callable
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Int, Num, PRNGKeyArray, UInt8
+
+from smallvit.augment.ops import OPS, Image, apply_op, blend, grey, mean_grey, resample
+from smallvit.augment.policies import Table, policy_table
+from smallvit.augment.spec import Augment
+
+Images = Float[Array, "b H W c"]
+Targets = Float[Array, "b k"]
+Uniform = Float[Array, " n"]  # numbers from 0 to 1
+TRIES = 10  # at a rectangle that fits, as in torchvision
+
+
+def augment_batch(
+    key: PRNGKeyArray,
+    images: UInt8[Array, "b H W c"] | Images,
+    labels: Int[Array, " b"],
+    num_classes: int,
+    spec: Augment,
+    normalise: Callable[[Num[Array, "b H W c"]], Images],
+) -> tuple[Images, Targets]:
+    """All of it: `augment_images`, `normalise`, `erase`, smoothed one-hot targets, `mix`."""
+    pixels_key, erase_key, mix_key = jax.random.split(key, 3)
+    x = erase(erase_key, normalise(augment_images(pixels_key, images, spec)), spec)
+    smoothing = spec.label_smoothing
+    targets = jax.nn.one_hot(labels, num_classes) * (1 - smoothing) + smoothing / num_classes
+    return mix(mix_key, x, targets, spec)
+
+
+def augment_images(
+    key: PRNGKeyArray, images: UInt8[Array, "b H W c"] | Images, spec: Augment
+) -> UInt8[Array, "b H W c"] | Images:
+    """What comes before normalisation; the result has the type of the images, levels from 0 to 255.
+
+    A policy and colour work on whole levels, so they round a batch of floats.
+    """
+    out = jax.vmap(partial(_augment_image, spec=spec))(_keys(key, len(images)), images)
+    return (out if jnp.issubdtype(images.dtype, jnp.floating) else jnp.round(out)).astype(images.dtype)
+
+
+def erase(key: PRNGKeyArray, images: Images, spec: Augment) -> Images:
+    """Random erasing of normalised images: a rectangle of 2 to 40 % of the area becomes zero, the mean colour."""
+    if spec.erasing == 0:
+        return images
+
+    def one(key: PRNGKeyArray, image: Image) -> Image:
+        height, width, _ = image.shape
+        chance, top, left, *tries = jnp.split(jax.random.uniform(key, (3 + 2 * TRIES,)), [1, 2, 3, 3 + TRIES])
+        areas, tallness = 0.02 + 0.38 * tries[0], 0.3 + (1 / 0.3 - 0.3) * tries[1]
+        h, w = jnp.round(_rectangle(areas, 1 / tallness, height, width))
+        rows = jnp.arange(height) - jnp.floor(top * (height - h + 1))
+        columns = jnp.arange(width) - jnp.floor(left * (width - w + 1))
+        hit = ((rows >= 0) & (rows < h))[:, None] & ((columns >= 0) & (columns < w))[None]
+        return jnp.where((hit & (chance < spec.erasing)[None])[..., None], 0, image)
+
+    return jax.vmap(one)(_keys(key, len(images)), images)
+
+
+def mix(key: PRNGKeyArray, images: Images, targets: Targets, spec: Augment) -> tuple[Images, Targets]:
+    """CutMix for the share `cutmix` of all batches, Mixup for the share `mixup`, nothing for the others.
+
+    Each image mixes with the one before it: batches come in random order, so that is a random partner.
+    """
+    if spec.mixup + spec.cutmix == 0:
+        return images, targets
+    _, height, width, _ = images.shape
+    draw_key, beta_key = jax.random.split(key)
+    choice, y, x = jax.random.uniform(draw_key, (3,))
+    # Beta(1, 1) is the uniform distribution, which compiles much faster.
+    keep = jax.random.uniform(beta_key) if spec.alpha == 1 else jax.random.beta(beta_key, spec.alpha, spec.alpha)
+
+    def mixed() -> tuple[Images, Targets]:
+        reach = jnp.sqrt(1 - keep) / 2  # of the cut to either side of its centre, as a share of the image
+        rows = jnp.abs((jnp.arange(height) + 0.5) / height - y) < reach
+        columns = jnp.abs((jnp.arange(width) + 0.5) / width - x) < reach
+        outside = 1 - (rows[:, None] & columns[None]).astype(images.dtype)
+        weight = jnp.where(choice < spec.cutmix, outside, keep.astype(images.dtype))
+        share = weight.mean(dtype=targets.dtype)
+        weight = weight[None, :, :, None]
+        return (
+            weight * images + (1 - weight) * jnp.roll(images, 1, axis=0),
+            share * targets + (1 - share) * jnp.roll(targets, 1, axis=0),
+        )
+
+    return jax.lax.cond(choice < spec.cutmix + spec.mixup, mixed, lambda: (images, targets))
+
+
+def _augment_image(key: PRNGKeyArray, image: Num[Array, "H W c"], spec: Augment) -> Num[Array, "H W c"]:
+    height, width, _ = image.shape
+    table = None if spec.policy == "none" else policy_table(spec.policy, spec.magnitude, height, width)
+    rounds = spec.num_ops if spec.policy == "randaugment" else 1
+    steps = 0 if table is None else rounds * table[0].shape[1]
+    # All draws of an image at once; what is off has its share too, so that it does not change the others.
+    sizes = (1, 2, 2 + 2 * TRIES, 3, 3, rounds + 2 * steps)
+    flip, crop, box, turn, tint, policy = jnp.split(
+        jax.random.uniform(key, (sum(sizes),)), np.cumsum(sizes)[:-1].tolist()
+    )
+
+    if spec.flip:
+        image = jnp.where(flip[0] < 0.5, image[:, ::-1], image)
+    if spec.crop_padding:
+        image = _padded_crop(image, crop, spec.crop_padding)
+    if spec.resized_crop or spec.rotation or spec.zoom:
+        image = resample(image.astype(jnp.float32), _view(box, turn, spec, height, width))
+    if table is not None:
+        image = _apply_policy(_whole_levels(image), policy, table, rounds)
+    if spec.colour:
+        image = _whole_levels(image)
+        brightness, contrast, saturation = 1 + spec.colour * (2 * tint - 1)
+        image = blend(jnp.zeros_like(image), image, brightness)
+        image = blend(jnp.full_like(image, mean_grey(image)), image, contrast)
+        image = blend(grey(image), image, saturation)
+    return image
+
+
+def _whole_levels(image: Num[Array, "H W c"]) -> Image:
+    return (jnp.round(image) if jnp.issubdtype(image.dtype, jnp.floating) else image).astype(jnp.float32)
+
+
+def _padded_crop(image: Num[Array, "H W c"], draws: Uniform, padding: int) -> Num[Array, "H W c"]:
+    height, width, channels = image.shape
+    pad_y, pad_x = (max(1, round(padding * side / 32)) for side in (height, width))
+    padded = jnp.pad(image, ((pad_y, pad_y), (pad_x, pad_x), (0, 0)))
+    top, left = jnp.floor(draws * jnp.array([2 * pad_y + 1, 2 * pad_x + 1], jnp.float32)).astype(jnp.int32)
+    return jax.lax.dynamic_slice(padded, (top, left, 0), (height, width, channels))
+
+
+def _view(box: Uniform, turn: Uniform, spec: Augment, height: int, width: int) -> Float[Array, "2 3"]:
+    """From a pixel of the result to its place in the image: zoomed and turned about the centre, within the crop."""
+    scale_y, scale_x = 1 + spec.zoom * (2 * turn[:2] - 1)
+    angle = 2 * jnp.pi * spec.rotation * (2 * turn[2] - 1)
+    h, w, top, left = jnp.float32(height), jnp.float32(width), jnp.float32(0), jnp.float32(0)
+    if spec.resized_crop:
+        low, high = spec.resized_crop
+        areas, aspects = low + (high - low) * box[2:][:TRIES], (4 / 3) ** (2 * box[2:][TRIES:] - 1)
+        h, w = _rectangle(areas, aspects, height, width)
+        top, left = box[0] * (height - h), box[1] * (width - w)
+    x_to_x, y_to_x = jnp.cos(angle) * scale_x * w / width, jnp.sin(angle) * scale_y * w / width
+    x_to_y, y_to_y = -jnp.sin(angle) * scale_x * h / height, jnp.cos(angle) * scale_y * h / height
+    x, y = width / 2, height / 2
+    return jnp.stack(
+        [
+            jnp.stack([x_to_x, y_to_x, left + w / 2 - x_to_x * x - y_to_x * y]),
+            jnp.stack([x_to_y, y_to_y, top + h / 2 - x_to_y * x - y_to_y * y]),
+        ]
+    )
+
+
+def _rectangle(areas: Uniform, aspects: Uniform, height: int, width: int) -> Float[Array, "2"]:
+    """Height and width of the first try that fits into the image; if none does, the first one is cut to fit."""
+    sides = jnp.stack([jnp.sqrt(areas / aspects * height * width), jnp.sqrt(areas * aspects * height * width)])
+    largest = jnp.array([height, width], jnp.float32)
+    fits = (sides <= largest[:, None]).all(axis=0)
+    return jnp.minimum(sides[:, jnp.argmax(fits)], largest)
+
+
+def _apply_policy(image: Image, draws: Uniform, table: Table, rounds: int) -> Image:
+    ops, probabilities, values = map(jnp.asarray, table)
+    choices, steps = ops.shape
+    draws = draws.reshape(rounds, 1 + 2 * steps)
+    rows = (draws[:, 0] * choices).astype(jnp.int32)
+    on, sign = draws[:, 1 : 1 + steps] < probabilities[rows], draws[:, 1 + steps :] < 0.5
+    op = jnp.where(on, ops[rows], OPS.index("Identity")).ravel()
+    value = jnp.where(sign, values[rows, :, 1], values[rows, :, 0]).ravel()
+    # A loop keeps XLA from fusing the steps, which would compute the first anew for every use in the second.
+    return jax.lax.scan(lambda image, step: (apply_op(image, *step), None), image, (op, value))[0]
+
+
+def _keys(key: PRNGKeyArray, number: int) -> PRNGKeyArray:
+    return jax.vmap(jax.random.fold_in, (None, 0))(key, jnp.arange(number))

@@ -1,0 +1,58 @@
+"""What to do to the images of a training batch, as a value."""
+
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+Policy = Literal["none", "randaugment", "cifar10", "svhn", "imagenet"]
+
+
+@dataclass(frozen=True)
+class Augment:
+    """Everything is off by default; what is on happens in the order of the fields.
+
+    Normalisation comes between `colour` and `erasing`. Rotation, zoom and resized crop are one bilinear resampling.
+    """
+
+    flip: bool = False  # left to right, half of the time
+    crop_padding: int = 0  # zeros around an image of 32 pixels, then a random crop; 64 pixels get twice as many
+    resized_crop: tuple[float, float] | None = None  # the share of the area that is cut out; aspect 3/4 to 4/3
+    rotation: float = 0.0  # in turns, to either side; mirrored at the border
+    zoom: float = 0.0  # height and width are seen 1 - zoom to 1 + zoom times as large an area; mirrored at the border
+    policy: Policy = "none"  # AutoAugment (https://arxiv.org/abs/1805.09501) by data set, or RandAugment
+    magnitude: int = 9  # of RandAugment (https://arxiv.org/abs/1909.13719), 0 to 30
+    num_ops: int = 2  # of RandAugment
+    colour: float = 0.0  # brightness, contrast and saturation are each multiplied by 1 - colour to 1 + colour
+    erasing: float = 0.0  # how often a rectangle becomes the mean colour (https://arxiv.org/abs/1708.04896)
+    mixup: float = 0.0  # the share of batches that are mixed up (https://arxiv.org/abs/1710.09412)
+    cutmix: float = 0.0  # the share of batches that are cut and mixed (https://arxiv.org/abs/1905.04899)
+    alpha: float = 1.0  # of the Beta distribution that both draw from
+    label_smoothing: float = 0.0  # the share of the target that is spread over all classes
+
+    def __post_init__(self) -> None:
+        for name, high, meaning in (
+            ("crop_padding", 32, "pixels at an image side of 32"),
+            ("rotation", 0.5, "a part of a full turn"),
+            ("colour", 1, "how far a factor may be from 1"),
+            ("erasing", 1, "a probability"),
+            ("mixup", 1, "a probability"),
+            ("cutmix", 1, "a probability"),
+            ("magnitude", 30, "a bin of RandAugment; 9 is usual"),
+        ):
+            value = getattr(self, name)
+            if not 0 <= value <= high:
+                raise ValueError(f"{name}={value} must be from 0 to {high}: it is {meaning}")
+        for name in ("zoom", "label_smoothing"):
+            value = getattr(self, name)
+            if not 0 <= value < 1:
+                raise ValueError(f"{name}={value} must be at least 0 and below 1; 0 turns it off")
+        if self.resized_crop is not None and not 0 < self.resized_crop[0] <= self.resized_crop[1] <= 1:
+            raise ValueError(f"resized_crop={self.resized_crop} must be two shares of the area, such as (0.5, 1.0)")
+        if self.policy not in get_args(Policy):
+            raise ValueError(f"policy={self.policy!r} is unknown: choose one of {', '.join(get_args(Policy))}")
+        if self.num_ops < 1:
+            raise ValueError(f"num_ops={self.num_ops} must be at least 1; policy='none' turns RandAugment off")
+        if self.mixup + self.cutmix > 1:
+            total = self.mixup + self.cutmix
+            raise ValueError(f"mixup + cutmix = {total:g} must be at most 1: each is a share of all batches, lower one")
+        if not self.alpha > 0:
+            raise ValueError(f"alpha={self.alpha} must be above 0; mixup=0 and cutmix=0 turn mixing off")

@@ -1,0 +1,111 @@
+"""Decoded images on disk: made once, then memory-mapped, so that a large folder opens at once and fills no memory."""
+
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+from jaxtyping import UInt8
+
+from smallvit.data.dataset import Fit
+from smallvit.data.decode import decode
+from smallvit.data.progress import in_threads
+
+VERSION = 1  # to be raised whenever `decode` makes other pixels of the same file
+DAY = 86_400
+
+
+def user_cache() -> Path:
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "smallvit"
+
+
+def decoded(
+    files: Sequence[tuple[Path, str]], size: tuple[int, int], channels: int, fit: Fit, cache_dir: Path
+) -> UInt8[np.ndarray, "n H W c"] | dict[int, str]:
+    """The images of the files, each given with the hash of its content; or what is wrong with which of them.
+
+    Either answer is kept in the cache. The name of an entry is made of the contents, so it can be wrong only by damage,
+    and two runs that write it at once write the same.
+    """
+    settings = json.dumps([VERSION, size, channels, fit, [content for _, content in files]])
+    key = hashlib.blake2b(settings.encode(), digest_size=16).hexdigest()
+    shape = (len(files), *size, channels)
+    images_file, unreadable_file = cache_dir / f"{key}.npy", cache_dir / f"{key}.json"
+
+    if (images := _open(images_file, shape)) is not None:
+        return images
+    try:
+        return {int(row): reason for row, reason in json.loads(unreadable_file.read_text()).items()}
+    except (OSError, ValueError, AttributeError):  # there is none, or it is damaged
+        pass
+
+    unreadable: dict[int, str] = {}
+
+    def write(temporary: Path) -> None:
+        images = np.lib.format.open_memmap(temporary, mode="w+", dtype=np.uint8, shape=shape)
+
+        def decode_row(row: int) -> None:
+            try:
+                images[row] = decode(files[row][0], size, channels, fit)
+            except ValueError as error:
+                unreadable[row] = str(error)
+
+        in_threads(decode_row, range(len(files)), f"decoding {len(files):,} images")
+        images.flush()
+
+    _make_room(cache_dir, int(np.prod(shape)))
+    write_safely(images_file, write, keep=lambda: not unreadable)
+    if unreadable:
+        write_safely(unreadable_file, lambda temporary: temporary.write_text(json.dumps(unreadable)))
+        return unreadable
+    images = _open(images_file, shape)
+    assert images is not None
+    return images
+
+
+def write_safely(path: Path, write: Callable[[Path], object], keep: Callable[[], bool] = lambda: True) -> None:
+    """Under a name of its own until it is whole and on the disk: nobody ever sees half a file."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f"{path.name}.", suffix=".tmp")
+    except OSError as error:
+        raise ValueError(f"cannot write to {path.parent}: {error.strerror}; choose another folder") from None
+    try:
+        write(Path(name))
+        os.fsync(handle)
+        if keep():
+            os.replace(name, path)
+    finally:
+        os.close(handle)
+        Path(name).unlink(missing_ok=True)
+
+
+def _open(path: Path, shape: tuple[int, ...]) -> UInt8[np.ndarray, "n H W c"] | None:
+    try:
+        images = np.lib.format.open_memmap(path, mode="r")
+    except (OSError, ValueError):  # there is none, or it is torn
+        return None
+    whole = path.stat().st_size == images.offset + images.nbytes
+    return images if whole and images.shape == shape and images.dtype == np.uint8 else None
+
+
+def _make_room(cache_dir: Path, size: int) -> None:
+    try:
+        cache_dir.mkdir(parents=True, exist_ok=True)
+        for left in cache_dir.glob("*.tmp"):  # by runs that were killed
+            if time.time() - left.stat().st_mtime > DAY:
+                left.unlink(missing_ok=True)
+        free = shutil.disk_usage(cache_dir).free
+    except OSError as error:
+        raise ValueError(f"cannot write to {cache_dir}: {error.strerror}; choose another cache folder") from None
+    # A memory map is written where there is no place for an error: a full disk would kill the process.
+    if free < size * 1.01 + 1e6:
+        raise ValueError(
+            f"the decoded images take {size / 1e9:.1f} GB, {cache_dir} has {free / 1e9:.1f} GB: "
+            "choose a smaller image size or another cache folder"
+        )

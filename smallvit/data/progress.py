@@ -1,0 +1,39 @@
+"""Work in threads, with a bar where somebody watches and one plain line where nobody does."""
+
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import TypeVar
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+CHUNK = 32  # so many in one go: a small image is decoded sooner than a thread is woken
+
+
+@contextmanager
+def progress_bar(description: str, total: int | None) -> Iterator[Callable[[int], None]]:
+    """Hands out a function that advances the bar."""
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        console.print(description, highlight=False, markup=False, soft_wrap=True)
+        yield lambda advance: None
+        return
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, transient=True) as progress:
+        task = progress.add_task(description, total=total)
+        yield lambda advance: progress.advance(task, advance)
+
+
+def in_threads(work: Callable[[T], R], items: Sequence[T], description: str) -> list[R]:
+    """[work(item) for item in items], in parallel: reading, hashing and Pillow's decoders let other threads run."""
+    chunks = [items[start : start + CHUNK] for start in range(0, len(items), CHUNK)]
+    results: list[R] = []
+    with progress_bar(description, len(items)) as advance, ThreadPoolExecutor() as pool:
+        for done in pool.map(lambda chunk: [work(item) for item in chunk], chunks):
+            results += done
+            advance(len(done))
+    return results
