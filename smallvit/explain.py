@@ -206,7 +206,7 @@ def _maps(model: Classifier, variables: Variables, images: Images) -> dict[str, 
 
 
 def _layers(maps: dict[str, np.ndarray], tokens: int) -> list[Float[np.ndarray, "b 1 n n"]]:
-    """For rollout: one map of all tokens a block. Branches side by side are averaged, idle tokens keep to themselves."""
+    """For rollout: one map of all tokens a block. Branches are averaged, idle tokens keep to themselves."""
     blocks: dict[str, list[np.ndarray]] = {}
     for path, p in maps.items():
         blocks.setdefault(path.split("/")[0], []).append(p.mean(axis=1))
@@ -237,6 +237,8 @@ def _grad_cam(
             continue
         if len(left) == 1 or left == grid:
             parts.append((path, prefix, grid))
+    # Of an average all tokens count; before a class token, the last that it has read are to be found.
+    parts = parts[-1:] if model.pool == "mean" else parts
     for heat, reached in reversed(_cams(model, tuple(parts), variables, images, wanted)):
         if reached:
             return heat
