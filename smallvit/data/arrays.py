@@ -1,7 +1,8 @@
 """Images that are in memory already, and `.npz` files of them."""
 
+import zipfile
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -46,16 +47,93 @@ def from_arrays(
     return Dataset(name, tuple(classes), splits["train"], splits["val"], splits.get("test"), preprocess, (note,))
 
 
+def load_npz(path: Path, *, image_size: tuple[int, int] | None, fit: Fit, seed: int) -> Dataset:
+    """`images` and `labels`, or `train_images`, `train_labels` and so on for val and test; perhaps `classes`."""
+    if not zipfile.is_zipfile(path):
+        raise ValueError(f"cannot read {path} as an .npz file: it is not what numpy.savez writes, or not all of it")
+    try:
+        with np.load(path, allow_pickle=False) as stored:
+            arrays = {name: stored[name] for name in stored.files if name in _NAMES}
+            present = ", ".join(stored.files) or "nothing"
+    except Exception as error:  # damaged, or pickled objects
+        raise ValueError(f"cannot read {path} as an .npz file: {' '.join(str(error).split())}") from None
+
+    prefixes = {"train": "train_", "val": "val_", "test": "test_"} if "train_images" in arrays else {"train": ""}
+    given = {}
+    for part, prefix in prefixes.items():
+        images, labels = f"{prefix}images", f"{prefix}labels"
+        if part != "train" and images not in arrays and labels not in arrays:
+            continue
+        for name in (images, labels):
+            if name not in arrays:
+                raise ValueError(f"{path} has no array {name!r}: it has {present}")
+        given[part] = Labelled(
+            _checked_images(arrays[images], f"{path}: {images}"), _checked_labels(arrays[labels], f"{path}: {labels}")
+        )
+        if len(arrays[images]) != len(arrays[labels]):
+            raise ValueError(f"{path} has {len(arrays[images])} {images} but {len(arrays[labels])} {labels}")
+        if given[part].images.shape[1:] != given["train"].images.shape[1:]:
+            shapes = " and ".join(str(split.images.shape[1:]) for split in (given["train"], given[part]))
+            raise ValueError(f"{path}: the images of train and {part} differ in shape: {shapes}")
+
+    highest = max(int(labels.max()) for _, labels in given.values())
+    classes = _checked_classes(arrays.get("classes"), highest, sum(len(s.labels) for s in given.values()), path)
+    return from_arrays(path.stem, classes, given, image_size=image_size, fit=fit, seed=seed)
+
+
+_NAMES = {f"{part}{kind}" for part in ("", "train_", "val_", "test_") for kind in ("images", "labels")} | {"classes"}
+
+
+def _checked_images(images: np.ndarray, where: str) -> UInt8[np.ndarray, "n H W c"]:
+    if images.ndim not in (3, 4) or 0 in images.shape or (images.ndim == 4 and images.shape[3] not in (1, 3)):
+        hint = (
+            ": channels come last, use transpose(0, 2, 3, 1)" if images.ndim == 4 and images.shape[1] in (1, 3) else ""
+        )
+        raise ValueError(f"{where} have shape {images.shape}, not (n, H, W), (n, H, W, 1) or (n, H, W, 3){hint}")
+    if images.dtype.kind == "f":
+        low, high = images.min(), images.max()
+        if not (low >= 0 and high <= 1):  # NaN is neither
+            raise ValueError(f"{where} are {images.dtype} from {low} to {high}: floats must be in [0, 1]")
+        images = np.round(images * 255).astype(np.uint8)
+    if images.dtype != np.uint8:
+        raise ValueError(f"{where} are {images.dtype}: they must be uint8, or floats in [0, 1]")
+    return images if images.ndim == 4 else images[..., None]
+
+
+def _checked_labels(labels: np.ndarray, where: str) -> Int32[np.ndarray, "n"]:
+    if labels.ndim == 2 and labels.shape[1] == 1:
+        labels = labels[:, 0]
+    if labels.ndim != 1:
+        raise ValueError(f"{where} have shape {labels.shape}, not (n,): one class number for each image")
+    if labels.dtype.kind not in "iu":
+        raise ValueError(f"{where} are {labels.dtype}: they must be integers, class numbers from 0")
+    if len(labels) and (labels.min() < 0 or labels.max() > np.iinfo(np.int32).max):
+        raise ValueError(f"{where} go from {labels.min()} to {labels.max()}: they must be class numbers from 0")
+    return labels.astype(np.int32)
+
+
+def _checked_classes(classes: np.ndarray | None, highest: int, n: int, path: Path) -> list[str]:
+    if classes is None:
+        if highest >= n:  # hardly a class number, and too many names to make up
+            raise ValueError(f"{path} has {n} images but the label {highest}: labels must be class numbers from 0")
+        names = [str(label) for label in range(highest + 1)]
+    elif classes.ndim != 1 or classes.dtype.kind not in "US":
+        raise ValueError(f"{path}: classes must be a list of names, not {classes.dtype} of shape {classes.shape}")
+    else:
+        names = [name.decode() if isinstance(name, bytes) else str(name) for name in classes.tolist()]
+    if len(set(names)) != len(names) or len(names) < 2:
+        raise ValueError(f"{path} has {len(set(names))} different names for {len(names)} classes: it needs 2 at least")
+    if highest >= len(names):
+        raise ValueError(f"{path} has the label {highest} but only {len(names)} classes: labels start at 0")
+    return names
+
+
 def _resized(images: UInt8[np.ndarray, "n H W c"], size: tuple[int, int], fit: Fit) -> UInt8[np.ndarray, "n h w c"]:
     if images.shape[1:3] == size:
         return images
-    grey = images.shape[3] == 1
+    # One after the other: measured on 28 pixels, threads that each do so little take longer.
+    pictures = (Image.fromarray(image[:, :, 0] if images.shape[3] == 1 else image) for image in images)
     resized = np.empty((len(images), *size, images.shape[3]), np.uint8)
-
-    def resize(i: int) -> None:
-        resized[i] = fit_image(Image.fromarray(images[i, :, :, 0] if grey else images[i]), size, fit)
-
-    with ThreadPoolExecutor() as pool:
-        for _ in pool.map(resize, range(len(images))):
-            pass
+    for i, picture in enumerate(pictures):
+        resized[i] = fit_image(picture, size, fit)
     return resized

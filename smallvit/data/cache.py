@@ -13,7 +13,7 @@ import numpy as np
 from jaxtyping import UInt8
 
 from smallvit.data.dataset import Fit
-from smallvit.data.decode import decode
+from smallvit.data.decode import Source, decode
 from smallvit.data.progress import in_threads
 
 VERSION = 1  # to be raised whenever `decode` makes other pixels of the same file
@@ -25,9 +25,9 @@ def user_cache() -> Path:
 
 
 def decoded(
-    files: Sequence[tuple[Path, str]], size: tuple[int, int], channels: int, fit: Fit, cache_dir: Path
+    files: Sequence[tuple[Callable[[], Source], str]], size: tuple[int, int], channels: int, fit: Fit, cache_dir: Path
 ) -> UInt8[np.ndarray, "n H W c"] | dict[int, str]:
-    """The images of the files, each given with the hash of its content; or what is wrong with which of them.
+    """The images of the files, each given with a name for its content; or what is wrong with which of them.
 
     Either answer is kept in the cache. The name of an entry is made of the contents, so it can be wrong only by damage,
     and two runs that write it at once write the same.
@@ -51,7 +51,7 @@ def decoded(
 
         def decode_row(row: int) -> None:
             try:
-                images[row] = decode(files[row][0], size, channels, fit)
+                images[row] = decode(files[row][0](), size, channels, fit)
             except ValueError as error:
                 unreadable[row] = str(error)
 

@@ -5,6 +5,7 @@ import os
 import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -48,7 +49,7 @@ def load_folder(folder: Path, *, image_size: tuple[int, int] | None, fit: Fit, s
         size = image_size or choose_size((f.size for f in found), np.array([min(f.size) for f in found]))
         parts, how = _split(found, classes, seed)
         rows = [entry for part in parts.values() for entry in part]
-        images = decoded([(entry.path, entry.content) for entry in rows], size, channels, fit, cache_dir)
+        images = decoded([(partial(Path, entry.path), entry.content) for entry in rows], size, channels, fit, cache_dir)
         if not isinstance(images, dict):
             break
         # Sound at its beginning, broken further on. The split must not count it.
@@ -169,13 +170,12 @@ def _check(folder: Path, classes: Sequence[str], found: Sequence[Found], unreada
     why = "".join(f" ({note})" for note in _unreadable_note(folder, unreadable))
     if len(classes) < 2:
         raise ValueError(f"{folder} has the only class {classes[0]!r}, there must be 2 at least: expected {LAYOUT}")
-    counts = Counter(entry.label for entry in found)
-    # Of a split folder, one image to train on is enough where there are others to validate on.
+    counts = Counter(entry.label for entry in found if entry.part == "train")
+    # One to train on is enough where there are others to validate on.
     least = 1 if any(entry.part == "val" for entry in found) else 2
     if few := [f"{name!r} ({counts[label]})" for label, name in enumerate(classes) if counts[label] < least]:
-        raise ValueError(
-            f"{folder} has classes with fewer than {least} images: {_some(few)}; add some or remove them{why}"
-        )
+        images = f"{least} image{'s' * (least > 1)}{' in train' * any(entry.part != 'train' for entry in found)}"
+        raise ValueError(f"{folder} has classes with fewer than {images}: {_some(few)}; add some or remove them{why}")
 
 
 def _split(found: Sequence[Found], classes: Sequence[str], seed: int) -> tuple[dict[str, list[Found]], str]:

@@ -1,12 +1,15 @@
 """Any source by its name or path."""
 
+from difflib import get_close_matches
 from pathlib import Path
 from typing import get_args
 
+from smallvit.data.arrays import load_npz
 from smallvit.data.cache import user_cache
 from smallvit.data.dataset import Dataset, Fit
 from smallvit.data.embedded import NAME, load_embedded
 from smallvit.data.folder import load_folder
+from smallvit.data.known import KNOWN, load_known
 
 
 def load_data(
@@ -40,7 +43,19 @@ def load_data(
 
     if source is None or source == NAME:
         return load_embedded(image_size=size, fit=fit, seed=seed)
+    if source in KNOWN:
+        folder = Path(data_dir).expanduser() if data_dir is not None else user_cache() / "data"
+        return load_known(str(source), image_size=size, fit=fit, seed=seed, data_dir=folder, cache_dir=cache)
     path = Path(source).expanduser()
     if path.is_dir():
         return load_folder(path, image_size=size, fit=fit, seed=seed, cache_dir=cache)
-    raise ValueError(f"{source} unknown")
+    if path.is_file():
+        if path.suffix.lower() != ".npz":
+            raise ValueError(f"{path} is neither a folder of images nor an .npz file of images and labels")
+        return load_npz(path, image_size=size, fit=fit, seed=seed)
+    if len(path.parts) > 1 or isinstance(source, Path) or path.suffix:
+        raise ValueError(f"{path}: there is no such folder or file")
+    names = [NAME, *KNOWN]
+    close = get_close_matches(str(source), names)
+    hint = f", did you mean {' or '.join(map(repr, close))}?" if close else ""
+    raise ValueError(f"unknown data set {str(source)!r}{hint}: known are {', '.join(names)}, or a folder or .npz file")

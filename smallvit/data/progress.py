@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from typing import TypeVar
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, DownloadColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -15,14 +15,15 @@ CHUNK = 32  # so many in one go: a small image is decoded sooner than a thread i
 
 
 @contextmanager
-def progress_bar(description: str, total: int | None) -> Iterator[Callable[[int], None]]:
+def progress_bar(description: str, total: int | None, *, of_bytes: bool = False) -> Iterator[Callable[[int], None]]:
     """Hands out a function that advances the bar."""
     console = Console(stderr=True)
     if not console.is_terminal:
         console.print(description, highlight=False, markup=False, soft_wrap=True)
         yield lambda advance: None
         return
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    count = DownloadColumn() if of_bytes else MofNCompleteColumn()
+    columns = (TextColumn("{task.description}"), BarColumn(), count, TimeRemainingColumn())
     with Progress(*columns, console=console, transient=True) as progress:
         task = progress.add_task(description, total=total)
         yield lambda advance: progress.advance(task, advance)

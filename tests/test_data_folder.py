@@ -1,0 +1,264 @@
+"""Folders of images: layouts, splits, what is skipped and warned of, the cache."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from smallvit.data import load_data
+from smallvit.data.folder import natural
+
+
+def save(path: Path, seed: int, size: tuple[int, int] = (8, 8), channels: int = 3) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    pixels = np.random.default_rng(seed).integers(0, 256, (*size, channels), np.uint8)
+    Image.fromarray(pixels[:, :, 0] if channels == 1 else pixels).save(path)
+
+
+def make(folder: Path, **counts: int) -> Path:
+    """{"a": 3, "train/b": 2} becomes a/0.png ... with a different image in each."""
+    seed = 0
+    for name, count in counts.items():
+        for i in range(count):
+            save(folder / name / f"{i}.png", seed := seed + 1)
+    return folder
+
+
+@pytest.fixture
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("cache")
+
+
+def test_plain_folder_is_split(tmp_path: Path, cache: Path):
+    folder = make(tmp_path / "pets", class10=20, class9=10, Class2=2)
+    data = load_data(folder, cache_dir=cache)
+    assert data.name == "pets"
+    assert data.classes == ("Class2", "class9", "class10")
+    assert data.test is not None
+    assert [np.bincount(s.labels, minlength=3).tolist() for s in (data.train, data.val, data.test)] == [
+        [1, 8, 16],
+        [1, 1, 2],
+        [0, 1, 2],
+    ]
+    assert data.notes[:2] == (
+        "32 images of 3 classes, from 2 (Class2) to 20 (class10) of each, all 8 x 8",
+        "25 train, 4 val, 3 test: not split, so 10 % of each class are held out to validate and as many to test "
+        "(seed 0)",
+    )
+    names = [*data.train.names, *data.val.names, *data.test.names]
+    assert sorted(names) == sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*.png"))
+    for split in (data.train, data.val, data.test):
+        assert isinstance(split.images, np.memmap)
+        for image, label, name in zip(split.images, split.labels, split.names, strict=True):
+            assert data.classes[label] == name.split("/")[0]
+            np.testing.assert_array_equal(image, np.asarray(Image.open(folder / name)))
+    assert load_data(folder, cache_dir=cache).val.names == data.val.names
+    assert load_data(folder, cache_dir=cache, seed=1).val.names != data.val.names
+
+
+@pytest.mark.parametrize("val", ["val", "valid", "validation", "Val"])
+def test_split_folder_is_kept(tmp_path: Path, cache: Path, val: str):
+    folder = make(tmp_path, **{"train/a": 3, "train/b": 4, f"{val}/a": 2, f"{val}/b": 1, "test/a": 1, "test/b": 1})
+    data = load_data(folder, cache_dir=cache)
+    assert data.test is not None
+    assert (len(data.train), len(data.val), len(data.test)) == (7, 3, 2)
+    assert {name.split("/")[0] for name in data.val.names} == {val}
+    assert "7 train, 3 val, 2 test: train, val and test as given" in data.notes
+
+
+def test_train_and_val_have_no_test(tmp_path: Path, cache: Path):
+    data = load_data(make(tmp_path, **{"train/a": 3, "train/b": 1, "val/a": 2, "val/b": 1}), cache_dir=cache)
+    assert data.test is None
+    assert (len(data.train), len(data.val)) == (4, 3)
+
+
+def test_val_is_taken_from_train(tmp_path: Path, cache: Path):
+    data = load_data(make(tmp_path, **{"train/a": 20, "train/b": 3, "test/a": 2, "notes": 0}), cache_dir=cache)
+    assert data.test is not None
+    assert (len(data.train), len(data.val), len(data.test)) == (20, 3, 2)
+    assert np.bincount(data.val.labels).tolist() == [2, 1]
+    assert "test has no images of b" in data.notes
+
+
+def test_train_alone_is_split(tmp_path: Path, cache: Path):
+    data = load_data(make(tmp_path, **{"train/a": 20, "train/b": 10}), cache_dir=cache)
+    assert data.test is not None
+    assert (len(data.train), len(data.val), len(data.test)) == (24, 3, 3)
+
+
+def test_nested_files_count_and_others_do_not(tmp_path: Path, cache: Path):
+    folder = make(tmp_path, a=2, b=2)
+    save(folder / "a" / "deep" / "er" / "x.PNG", 90)
+    save(folder / ".hidden" / "x.png", 91)
+    save(folder / "a" / ".x.png", 92)
+    save(folder / "a" / ".thumbnails" / "x.png", 93)
+    save(folder / "stray.png", 94)
+    (folder / "a" / "Thumbs.db").write_bytes(b"x")
+    (folder / "b" / "notes.txt").write_text("x")
+    data = load_data(folder, cache_dir=cache)
+    assert sorted([*data.train.names, *data.val.names]) == [
+        "a/0.png",
+        "a/1.png",
+        "a/deep/er/x.PNG",
+        "b/0.png",
+        "b/1.png",
+    ]
+    assert data.test is None
+    assert f"ignored 1 images in {folder.name} that lie in no class folder" in data.notes
+
+
+def test_grey_only_if_all_are(tmp_path: Path, cache: Path):
+    for i in range(4):
+        save(tmp_path / "ab"[i % 2] / f"{i}.png", i, channels=1)
+    assert load_data(tmp_path, cache_dir=cache).train.images.shape[1:] == (8, 8, 1)
+    save(tmp_path / "a" / "9.png", 9)
+    assert load_data(tmp_path, cache_dir=cache).preprocess.channels == 3
+
+
+def test_sizes(tmp_path: Path, cache: Path):
+    for i in range(4):
+        save(tmp_path / "ab"[i % 2] / f"{i}.png", i, size=(70 + i, 100))
+    data = load_data(tmp_path, cache_dir=cache)
+    assert data.preprocess.size == (64, 64)
+    assert "from 70 x 100 to 73 x 100 pixels" in data.notes[0]
+    assert load_data(tmp_path, image_size=(20, 30), fit="pad", cache_dir=cache).train.images.shape[1:] == (20, 30, 3)
+
+
+def test_unreadable_files_are_skipped_and_named(tmp_path: Path, cache: Path, capfd: pytest.CaptureFixture[str]):
+    folder = make(tmp_path / "pets", a=4, b=4)
+    (folder / "a" / "empty.jpg").write_bytes(b"")
+    (folder / "b" / "text.jpg").write_text("no image")
+    whole = (folder / "a" / "0.png").read_bytes()
+    (folder / "b" / "torn.png").write_bytes(whole[: len(whole) // 2])
+    for expected in ("decoding", None):  # the second time, what is torn is known from the cache
+        data = load_data(folder, cache_dir=cache)
+        printed = capfd.readouterr().err
+        assert ("decoding" in printed) == (expected is not None)
+        assert len(data.train) + len(data.val) == 8
+        note = next(note for note in data.notes if note.startswith("skipped"))
+        assert note.startswith("skipped 3 files that cannot be read: a/empty.jpg: ")
+        assert "b/torn.png" in note
+    # The last image of a class may be a torn one.
+    (folder / "c").mkdir()
+    for i in range(3):
+        (folder / "c" / f"{i}.png").write_bytes(whole[: len(whole) // 2 + i])
+    with pytest.raises(ValueError, match=r"fewer than 2 images: 'c' \(0\).*skipped 6 files"):
+        load_data(folder, cache_dir=cache)
+
+
+def test_duplicates_are_named(tmp_path: Path, cache: Path):
+    folder = make(tmp_path, **{"train/a": 3, "train/b": 3, "val/a": 1, "val/b": 1, "test/a": 1, "test/b": 1})
+    same = (folder / "train/a/1.png").read_bytes()
+    (folder / "val/a/copy.png").write_bytes(same)
+    (folder / "test/b/copy.png").write_bytes(same)
+    notes = load_data(folder, cache_dir=cache).notes
+    assert "warning: 1 image of val also in train: train/a/1.png = val/a/copy.png" in notes
+    assert "warning: 1 image of test also in train: train/a/1.png = test/b/copy.png" in notes
+    assert "warning: 1 image in two classes: train/a/1.png = test/b/copy.png" in notes
+    assert not any("warning" in note for note in load_data(make(tmp_path / "x", a=3, b=3), cache_dir=cache).notes)
+
+
+def test_cache_is_reused_and_mended(tmp_path: Path, cache: Path, capfd: pytest.CaptureFixture[str]):
+    folder = make(tmp_path / "pets", a=4, b=4)
+
+    def loaded() -> tuple[np.ndarray, bool]:
+        data = load_data(folder, cache_dir=cache)
+        return np.concatenate([data.train.images, data.val.images]), "decoding" in capfd.readouterr().err
+
+    first, decoded = loaded()
+    assert decoded
+    (entry,) = cache.iterdir()
+    whole = entry.read_bytes()
+    again, decoded = loaded()
+    assert not decoded
+    np.testing.assert_array_equal(again, first)
+    for damaged in (whole[:-1], whole[:50], b"", whole + b"x", b"x" * len(whole)):
+        entry.write_bytes(damaged)
+        again, decoded = loaded()
+        assert decoded
+        np.testing.assert_array_equal(again, first)
+        assert [path.name for path in cache.iterdir()] == [entry.name]
+    # Other content under the same name, of the same length and age, is another image.
+    target, source = folder / "a" / "0.png", folder / "b" / "0.png"
+    times = target.stat()
+    target.write_bytes(source.read_bytes().ljust(times.st_size, b"\0")[: times.st_size])
+    os.utime(target, ns=(times.st_atime_ns, times.st_mtime_ns))
+    again, decoded = loaded()
+    assert decoded
+    assert not np.array_equal(again, first)
+
+
+def test_two_processes_at_once(tmp_path: Path, cache: Path):
+    folder = make(tmp_path / "pets", a=40, b=40)
+    program = (
+        "import sys; from smallvit.data import load_data; d = load_data(sys.argv[1], cache_dir=sys.argv[2]); "
+        "print(d.train.images.sum(), d.val.images.sum())"
+    )
+    command = [sys.executable, "-c", program, str(folder), str(cache)]
+    runs = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(2)]
+    printed = {run.communicate(timeout=120)[0] for run in runs}
+    assert [run.returncode for run in runs] == [0, 0]
+    data = load_data(folder, cache_dir=cache)
+    assert printed == {f"{data.train.images.sum()} {data.val.images.sum()}\n"}
+    assert len(list(cache.iterdir())) == 1
+
+
+def test_unusable_cache_folder_is_one_line(tmp_path: Path):
+    folder = make(tmp_path / "pets", a=2, b=2)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ValueError, match=r"cannot write to .*file.*; choose another"):
+        load_data(folder, cache_dir=tmp_path / "file")
+
+
+BAD = {
+    "missing": ({}, "nowhere", r"nowhere: there is no such folder or file"),
+    "empty": ({}, "", r"holds no images: expected one folder for each class, .*\.jpg, \.png"),
+    "no images": ({"a/x.txt": b"x", "b/x.txt": b"x"}, "", r"holds no images"),
+    "a file": ({"a.zip": b"x"}, "a.zip", r"a\.zip is neither a folder of images nor an \.npz file"),
+    "flat": ({"1.png": None, "2.png": None}, "", r"has 2 images that lie in no class folder: expected one folder"),
+    "flat splits": ({"train/1.png": None, "test/2.png": None}, "", r"1 images that lie in no class folder"),
+    "one class": ({"a/1.png": None, "a/2.png": None}, "", r"has the only class 'a', there must be 2"),
+    "one image": ({"a/1.png": None, "a/2.png": None, "b/1.png": None}, "", r"fewer than 2 images: 'b' \(1\); add some"),
+    "one to train and validate": (
+        {"train/a/1.png": None, "train/a/2.png": None, "train/b/1.png": None, "test/b/1.png": None},
+        "",
+        r"fewer than 2 images in train: 'b' \(1\); add some",
+    ),
+    "unknown class": (
+        {f"{name}/{i}.png": None for name in ("train/a", "train/b", "val/a", "val/c") for i in range(2)},
+        "",
+        r"val has classes that .*train has not: c",
+    ),
+    "nothing to train on": (
+        {"train/a/1.png": None, "train/b/1.png": b"torn", "val/a/1.png": None, "val/b/1.png": None},
+        "",
+        r"fewer than 1 image in train: 'b' \(0\); add some or remove them \(skipped 1 file that cannot be read",
+    ),
+    "two vals": ({f"{name}/a/1.png": None for name in ("train", "val", "valid")}, "", r"has both val and valid"),
+    "no train": ({f"{name}/a/1.png": None for name in ("val", "test")}, "", r"has test and val but no train"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_bad_folder_is_one_line(tmp_path: Path, cache: Path, case: str):
+    files, source, message = BAD[case]
+    folder = tmp_path / "pets"
+    folder.mkdir()
+    for seed, (name, content) in enumerate(files.items()):
+        if content is None:
+            save(folder / name, seed)
+        else:
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            (folder / name).write_bytes(content)
+    with pytest.raises(ValueError, match=message) as caught:
+        load_data(folder / source, cache_dir=cache)
+    assert "\n" not in str(caught.value)
+    assert str(folder) in str(caught.value) or "class" in message
+
+
+def test_names_sort_as_people_do():
+    assert sorted(["b", "a10", "A9", "10", "9", "a"], key=natural) == ["9", "10", "a", "A9", "a10", "b"]

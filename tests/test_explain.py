@@ -1,0 +1,176 @@
+"""Maps of what a model looks at: by hand where a hand can compute them, and for every architecture of the table."""
+
+import jax
+import numpy as np
+import pytest
+
+import smallvit
+from smallvit import explain
+from smallvit.registry import PRESETS
+from tests.cases import CASES
+
+ROWS = [name for name, case in CASES.items() if case.both] + ["vit_parallel", "vit_merger", "vit_wide"]
+
+
+def example(name: str, **changes):
+    case = CASES[name]
+    model = case.make(**changes)
+    images = np.random.default_rng(1).standard_normal((2, *case.size, case.channels), np.float32)
+    return model, some_variables(model, images), images
+
+
+def some_variables(model, images):
+    """Random parameters, and ones for running averages; to compile `init` would take longer than the tests."""
+    rng = np.random.default_rng(0)
+    shapes = jax.eval_shape(model.init, jax.random.key(0), images)
+    params = jax.tree.map(lambda leaf: rng.uniform(-0.5, 0.5, leaf.shape).astype(leaf.dtype), shapes.pop("params"))
+    return {"params": params, **jax.tree.map(lambda leaf: np.ones(leaf.shape, leaf.dtype), shapes)}
+
+
+def test_every_class_has_a_row():
+    assert {preset.cls for preset in PRESETS.values()} <= {CASES[name].cls for name in ROWS}
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_saliency_of_every_architecture(name):
+    model, variables, images = example(name)
+    heat = explain.saliency(model, variables, images)
+    assert heat.shape == images.shape[:3]
+    assert np.isfinite(heat).all()
+    np.testing.assert_allclose(heat.min(axis=(1, 2)), 0)
+    np.testing.assert_allclose(heat.max(axis=(1, 2)), 1)
+    assert np.abs(heat[0] - heat[1]).max() > 0.01  # each image has its own
+
+
+def test_rollout_by_hand():
+    # With the identity and normalised: [[3/4, 1/4], [1/4, 3/4]], then [[1/2, 1/2], [0, 1]] on top of it.
+    first = np.array([[0.5, 0.5], [0.5, 0.5]], np.float32)[None, None]
+    second = np.stack([[[0, 1], [0, 1]], [[0, 1], [0, 1]]]).astype(np.float32)[None]  # two heads
+    # Their product is [[1/2, 1/2], [1/4, 3/4]].
+    np.testing.assert_allclose(explain.rollout([first, second], prefix=1), [[0.5]])
+    np.testing.assert_allclose(explain.rollout([first, second], prefix=0), [[0.375, 0.625]])
+    np.testing.assert_allclose(explain.rollout([second, first], prefix=0), [[0.25, 0.75]])
+
+
+def test_saliency_is_the_rollout_where_all_read_all():
+    model, variables, images = example("vit")
+    maps = explain.attention_maps(model, variables, images)
+    grid = explain.rollout(list(maps.values()), prefix=1).reshape(-1, 4, 4)
+    heat = explain.saliency(model, variables, images)
+    expected = explain.unit_range(np.asarray(jax.image.resize(grid, (2, 16, 16), "linear")))
+    np.testing.assert_allclose(heat, expected, atol=1e-5)
+
+
+def test_class_attention_rolls_out_from_its_class_token():
+    model, variables, images = example("cait", cls_depth=1)
+    maps = explain.attention_maps(model, variables, images)
+    *patches, last = (p.mean(axis=1) for p in maps.values())
+    total = np.eye(16)[None]
+    for p in patches:
+        total = (p + np.eye(16)) / 2 @ total
+    # Half of the class token is itself, which is no patch; the rest is what it reads of the patches.
+    grid = (last[:, :, 1:] @ total)[:, 0].reshape(2, 4, 4).astype(np.float32)
+    expected = explain.unit_range(np.asarray(jax.image.resize(grid, (2, 16, 16), "linear")))
+    np.testing.assert_allclose(explain.saliency(model, variables, images), expected, atol=1e-4)
+
+
+@pytest.mark.parametrize("target", [None, 3, np.array([0, 6])])
+def test_grad_cam_of_a_mean_is_each_tokens_own_score(target):
+    model, variables, images = example("swin")
+    tokens, scores = jax.jit(lambda v, x: (model.apply(v, x, method="features"), model.apply(v, x)))(variables, images)
+    chosen = np.broadcast_to(np.argmax(scores, axis=-1) if target is None else target, 2)
+    kernel = np.asarray(variables["params"]["head"]["kernel"])
+    own = np.einsum("bnd,db->bn", tokens, kernel[:, chosen]).reshape(2, 4, 4)
+    # What speaks for the class; where nothing does, as of class 3 in the first image, how little speaks against it.
+    own = np.where(own.max(axis=(1, 2), keepdims=True) > 0, np.maximum(own, 0), own)
+    expected = explain.unit_range(np.asarray(jax.image.resize(own, (2, 16, 16), "linear")))
+    np.testing.assert_allclose(explain.saliency(model, variables, images, target), expected, atol=1e-4)
+
+
+def test_a_wrong_target_is_named():
+    model, variables, images = example("swin")
+    with pytest.raises(ValueError, match="target 7 must be a class, from 0 to 6"):
+        explain.saliency(model, variables, images, 7)
+
+
+def test_grad_cam_needs_a_head():
+    model, variables, images = example("swin", num_classes=0)
+    with pytest.raises(ValueError, match="num_classes=0"):
+        explain.saliency(model, variables, images)
+
+
+def test_maps_come_in_the_order_of_the_computation():
+    model, variables, images = example("vit", depth=11, lsa=False)
+    maps = explain.attention_maps(model, variables, images)
+    assert list(maps) == [f"block_{i}/attention/attend" for i in range(11)]
+    for weights in maps.values():
+        assert weights.shape == (2, 2, 17, 17)
+        np.testing.assert_allclose(weights.sum(axis=-1), 1, atol=1e-5)
+
+
+def test_temperatures_are_multiples_of_the_usual_scale():
+    model, variables, images = example("vit", lsa=True)
+    path = "block_1/attention/attend"
+    variables["params"]["block_1"]["attention"]["attend"]["temperature"] = np.array([2, 0.5]) * 8**-0.5
+    found = explain.temperatures(model, variables, images)
+    assert list(found) == ["block_0/attention/attend", path]
+    np.testing.assert_allclose(found[path], [2, 0.5], rtol=1e-6)
+
+
+def test_no_temperatures_without_lsa():
+    assert explain.temperatures(*example("vit", lsa=False)) == {}
+
+
+def test_entropy_by_hand():
+    one, even = [1.0, 0, 0, 0], [0.25] * 4
+    maps = np.array([[[one, one], [even, even]]], np.float32)  # an image, two heads, two tokens that read four
+    entropy = explain.attention_entropy({"plain": maps, "windows": maps[:, None]})
+    np.testing.assert_allclose(entropy["plain"], [0, np.log(4)], atol=1e-6)
+    np.testing.assert_allclose(entropy["windows"], [0, np.log(4)], atol=1e-6)
+
+
+def test_distance_by_hand():
+    # On 1 x 3 tokens the ends read the other end, 2 away, and the middle itself. All read the class token half.
+    grid = np.array([[0, 0, 1], [0, 1, 0], [1, 0, 0]], np.float32)
+    with_class = np.pad(grid / 2, ((1, 0), (1, 0)), constant_values=0.5)
+    for maps in (grid, with_class):
+        distance = explain.attention_distance({"a": maps[None, None]}, (1, 3))
+        np.testing.assert_allclose(distance["a"], [4 / 3], rtol=1e-6)
+    with pytest.raises(ValueError, match="a has maps of 3 x 3: they are not of all tokens of a grid 2 x 3"):
+        explain.attention_distance({"a": grid[None, None]}, (2, 3))
+
+
+@pytest.mark.parametrize(
+    "tokens, shape, found",
+    [
+        (16, (32, 32), (0, (4, 4))),
+        (17, (32, 32), (1, (4, 4))),
+        (50, (28, 28), (1, (7, 7))),
+        (7, (8, 12), (1, (2, 3))),
+        (28, (100, 60), (0, (7, 4))),
+        (13, (3, 4), (1, (3, 4))),
+    ],
+)
+def test_token_grid(tokens, shape, found):
+    assert explain.token_grid(tokens, shape) == found
+
+
+@pytest.mark.parametrize("tokens", [1, 2, 8])
+def test_no_token_grid(tokens):
+    with pytest.raises(ValueError, match=f"{tokens} tokens do not fill a grid that is shaped like 32 x 32"):
+        explain.token_grid(tokens, (32, 32))
+
+
+def test_tokens_of_oblong_patches_find_their_place():
+    # 9 x 20 pixels in patches of 3 x 5 are 3 x 4 tokens, though 2 x 6 is more like the image.
+    image_size, patch_size = (9, 20), (3, 5)
+    model = smallvit.ViT(
+        num_classes=3, image_size=image_size, patch_size=patch_size, dim=8, depth=1, heads=1, mlp_dim=8, pool="mean"
+    )
+    images = np.random.default_rng(0).standard_normal((1, *image_size, 1), np.float32)
+    variables = some_variables(model, images)
+    heat = explain.saliency(model, variables, images)
+    (weights,) = explain.attention_maps(model, variables, images).values()
+    tokens = explain.rollout([weights], prefix=0)
+    expected = explain.unit_range(np.asarray(jax.image.resize(tokens.reshape(1, 3, 4), (1, 9, 20), "linear")))
+    np.testing.assert_allclose(heat, expected, atol=1e-5)
