@@ -1,11 +1,15 @@
 """The `smallvit` command: parse, call, print."""
 
+import errno
 import sys
 from typing import Annotated
 
 import tyro
 from rich.console import Console
 from rich.table import Table
+
+from smallvit.env import restart_fast
+from smallvit.train import Stopped, TrainConfig
 
 
 def models(
@@ -53,16 +57,38 @@ def models(
         console.print("Put sl_ before any name to have it with SPT and LSA on.", style="dim")
 
 
+def train(config: Annotated[TrainConfig, tyro.conf.arg(name="")]) -> None:
+    """Train a model on a folder of images, from scratch."""
+    from smallvit.train import train
+
+    train(config)
+
+
 def main() -> None:
+    restart_fast()
+    commands = {"train": train, "models": models}
     try:
         tyro.extras.subcommand_cli_from_dict(
-            {"models": models},
+            commands,
             prog="smallvit",
             description="Vision transformers that learn from small image data sets.",
+            config=(tyro.conf.OmitArgPrefixes,),
         )
     except ValueError as error:
-        print(f"smallvit: {error}", file=sys.stderr)
-        sys.exit(2)
+        _end(str(error), 2)
+    except Stopped as error:
+        _end(str(error), 1)
+    except KeyboardInterrupt:
+        _end("interrupted", 130)
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES):
+            raise
+        _end(f"{error.filename or 'a file'} cannot be written: {error.strerror}", 1)
+
+
+def _end(line: str, code: int) -> None:
+    print(f"smallvit: {line}", file=sys.stderr)
+    sys.exit(code)
 
 
 if __name__ == "__main__":

@@ -1,19 +1,13 @@
 """Augmentation: the operations against Pillow, the draws against their probabilities."""
 
-import os
-import subprocess
-import sys
-from functools import partial
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from PIL import Image, ImageEnhance, ImageOps
 
-from smallvit.augment import Augment, augment_batch, augment_images, erase, mix
+from smallvit.augment import augment_images
 from smallvit.augment.ops import OPS, apply_op
-from smallvit.augment.policies import AUTOAUGMENT, magnitude, policy_table
 
 HEIGHT, WIDTH = 24, 32
 apply_ops = jax.jit(jax.vmap(apply_op))

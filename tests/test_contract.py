@@ -62,6 +62,23 @@ class Subject:
         out, parameters, images = jax.device_get(self._train(self.variables, self.images, jax.random.key(seed)))
         return out, by_path(parameters), images
 
+    @cache  # noqa: B019
+    def inspect(self) -> tuple[np.ndarray, np.ndarray, Any]:
+        """The output, the head of the model without a head, and what was sown."""
+        headless = self.model.clone(num_classes=0)
+        # The extra streams, which evaluation does not need, do no harm.
+        rngs = {name: jax.random.key(1) for name in ("params", "dropout", "emb_dropout")}
+
+        @jax.jit
+        def look(variables, images):
+            out, state = self.model.apply(variables, images, rngs=rngs, mutable="intermediates")
+            without_head = {**variables, "params": {k: v for k, v in variables["params"].items() if k != "head"}}
+            pooled = headless.apply(without_head, images)
+            assert pooled.ndim == 2
+            return out, self.model.apply(variables, pooled, method=lambda model, x: model.head(x)), state
+
+        return jax.device_get(look(self.variables, self.images))
+
 
 @cache
 def subject(name: str, add_ons: str) -> Subject:
@@ -167,24 +184,12 @@ def test_features_and_pooled_features(sl: Subject):
     tokens = jax.eval_shape(lambda v, x: sl.model.apply(v, x, method="features"), sl.variables, sl.images)
     assert len(tokens.shape) == 3
     assert tokens.shape[0] == BATCH
-    headless = sl.model.clone(num_classes=0)
-    without_head = {**sl.variables, "params": {k: v for k, v in sl.variables["params"].items() if k != "head"}}
-
-    @jax.jit
-    def pooled_then_head(variables, without_head, images):
-        pooled = headless.apply(without_head, images)
-        assert pooled.ndim == 2
-        return sl.model.apply(variables, pooled, method=lambda model, x: model.head(x))
-
-    out = pooled_then_head(sl.variables, without_head, sl.images)
-    np.testing.assert_allclose(out, sl.evaluate(sl.variables, sl.images), atol=1e-5)
+    out, pooled_then_head, _ = sl.inspect()
+    np.testing.assert_allclose(pooled_then_head, out, atol=1e-5)
 
 
 def test_attention_maps_come_out_when_asked_for(sl: Subject):
-    # The extra streams, which evaluation does not need, do no harm.
-    rngs = {name: jax.random.key(1) for name in ("params", "dropout", "emb_dropout")}
-    ask = jax.jit(lambda v, x: sl.model.apply(v, x, rngs=rngs, mutable="intermediates"))
-    out, state = jax.device_get(ask(sl.variables, sl.images))
+    out, _, state = sl.inspect()
     np.testing.assert_allclose(out, sl.evaluate(sl.variables, sl.images), atol=1e-5)
     maps = {k: v for k, (v,) in by_path(state["intermediates"]).items() if k.endswith("/attention")}
     assert maps

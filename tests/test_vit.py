@@ -126,8 +126,8 @@ def test_stochastic_depth_leaves_whole_images_out_and_rescales():
 
 
 def test_a_shrunken_small_data_model_learns_32_images_by_heart():
-    model = create_model("sl_vit_small_data", num_classes=4, image_size=16, dim=48, depth=3, heads=3, mlp_dim=96)
-    images = jax.random.normal(jax.random.key(1), (32, 16, 16, 3))
+    model = create_model("sl_vit_small_data", num_classes=4, image_size=8, dim=32, depth=2, heads=2, mlp_dim=64)
+    images = jax.random.normal(jax.random.key(1), (32, 8, 8, 3))
     labels = jax.random.randint(jax.random.key(2), (32,), 0, 4)
     params = jax.jit(model.init)(KEY, images)
     optimizer = optax.adam(2e-3)

@@ -39,13 +39,20 @@ def grid_size(image_size: Size, patch_size: Size) -> tuple[int, int]:
 
 
 def patch_of(parts: int) -> Callable[[Size], tuple[int, int]]:
-    """For presets: the patch that cuts an image, whatever its size, into parts x parts."""
+    """For presets: the patch that cuts an image, whatever its size, into parts x parts, or as near to it as divides."""
+
+    def side(length: int) -> int:
+        patches = [patch for patch in range(1, length + 1) if length % patch == 0]
+        nearest = min(patches, key=lambda patch: (abs(patch - length / parts), -patch))
+        if not parts / 2 <= length // nearest <= parts * 2:
+            raise ValueError(
+                f"image side {length} cannot be cut into about {parts} patches: choose a multiple of {parts}"
+            )
+        return nearest
 
     def patch_size(image_size: Size) -> tuple[int, int]:
         height, width = pair(image_size)
-        if height % parts or width % parts:
-            raise ValueError(f"image size {height} x {width} must be divisible by {parts}, or give patch_size")
-        return height // parts, width // parts
+        return side(height), side(width)
 
     return patch_size
 

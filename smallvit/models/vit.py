@@ -141,4 +141,16 @@ register(
         norm_eps=1e-5,
         token_std=1.0,
     ),
+    # A sixth of it, for minutes on a CPU.
+    vit_tiny_data=dict(
+        image_size=32,
+        patch_size=patch_of(8),
+        dim=96,
+        depth=6,
+        heads=6,
+        dim_head=16,
+        mlp_dim=192,
+        qkv_bias=False,
+        norm_eps=1e-5,
+    ),
 )

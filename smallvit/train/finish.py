@@ -1,0 +1,145 @@
+"""What a run leaves when it has trained: the score on the test images, pictures, a report."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from smallvit import plots
+from smallvit.augment import augment_images
+from smallvit.data import Dataset, Split
+from smallvit.evaluate import Scores, score, split_logits
+from smallvit.explain import saliency
+from smallvit.files import read_json, write_json
+from smallvit.report import per_class, write_report
+from smallvit.saved import Saved, from_pretrained
+from smallvit.train.config import TrainConfig
+from smallvit.train.progress import Reporter, duration
+from smallvit.train.run import CONFIG, RESULT
+from smallvit.train.step import make_predict
+
+SHOWN = 16  # images in the pictures of a batch
+EXPLAINED = 8
+
+
+def finish(
+    folder: Path,
+    config: TrainConfig,
+    data: Dataset,
+    rows: list[dict[str, Any]],
+    parameters: int,
+    clock: Callable[[], float],
+    say: Reporter,
+) -> dict[str, Any]:
+    """Scores the model that was best in validation on the test images, once; result.json comes last."""
+    saved = from_pretrained(folder)
+    best = max(rows, key=lambda row: (row["val_top1"], -row["val_loss"], row["step"]))
+    split = data.test or data.val
+    scores = evaluate(saved, split)
+    which = "test" if data.test else "validation"
+    say(f"{which} accuracy {scores.top1:.2f} %, with the model of epoch {best['epoch']:g}")
+
+    pictures(folder, config, saved, data.train, split, scores, rows)
+    last = rows[-1]
+    result = {
+        "test_top1": round(scores.top1, 3) if data.test else None,
+        "val_top1": best["val_top1"],
+        "test_loss": round(scores.loss, 5) if data.test else None,
+        "val_loss": best["val_loss"],
+        "minutes": round(clock() / 60, 3),
+        "epochs": last["epoch"],
+        "best_epoch": best["epoch"],
+        "steps": last["step"],
+        "images_per_second": last["images_per_second"],
+        "parameters": parameters,
+    }
+    report(folder, config, data, result, scores, which, rows)
+    write_json(folder / RESULT, result)
+    say(f"{duration(clock())} in all; {folder / 'report.html'} shows everything, {folder / 'model'} is the model")
+    return result
+
+
+def evaluate(saved: Saved, split: Split, batch_size: int = 256) -> Scores:
+    predict = jax.jit(make_predict(saved.model, saved.preprocess))
+    logits = split_logits(lambda images: predict(saved.variables, images), split, min(batch_size, len(split)))
+    return score(logits, split.labels)
+
+
+def pictures(
+    folder: Path,
+    config: TrainConfig,
+    saved: Saved,
+    train: Split,
+    split: Split,
+    scores: Scores,
+    rows: list[dict[str, Any]],
+) -> None:
+    predicted, confidence = scores.probabilities.argmax(axis=1), scores.probabilities.max(axis=1)
+    draw = np.random.default_rng(config.seed)
+    plots.save(plots.curves(rows), folder / "curves.png")
+    plots.save(plots.confusion(scores.confusion, saved.classes), folder / "confusion.png")
+    wrong = plots.worst_mistakes(split.labels, predicted, confidence)
+    mistakes = plots.mistakes(
+        split.images[wrong], split.labels[wrong], predicted[wrong], confidence[wrong], saved.classes
+    )
+    plots.save(mistakes, folder / "worst-mistakes.png")
+
+    before = train.images[np.sort(draw.choice(len(train), min(SHOWN, len(train)), replace=False))]
+    augment = jax.jit(augment_images, static_argnums=2)
+    after = augment(jax.random.key(config.seed), before, config.full_recipe.augment)
+    plots.save(plots.augmented(before, np.asarray(after).astype(np.uint8)), folder / "augmented.png")
+
+    chosen = np.sort(draw.choice(len(split), min(EXPLAINED, len(split)), replace=False))
+    images = split.images[chosen]
+    maps = saliency(saved.model, saved.variables, saved.preprocess.normalise(images))
+    titles = [f"{saved.classes[predicted[i]]} {confidence[i]:.0%}" for i in chosen]
+    plots.save(plots.attention(images, maps, titles), folder / "attention.png")
+
+
+def report(
+    folder: Path,
+    config: TrainConfig,
+    data: Dataset,
+    result: dict[str, Any],
+    scores: Scores,
+    which: str,
+    rows: list[dict[str, Any]],
+) -> None:
+    stored = read_json(folder / CONFIG)
+    summary = {
+        "test top-1" if data.test else "no test images": f"{scores.top1:.2f} %" if data.test else "-",
+        "validation top-1": f"{result['val_top1']:.2f} %",
+        "minutes": f"{result['minutes']:.1f}",
+        "epochs": f"{result['epochs']:.1f}",
+        "images a second": f"{result['images_per_second']:,.0f}",
+        "parameters": f"{result['parameters']:,}",
+    }
+    write_report(
+        folder,
+        title=f"{config.model} on {data.name}",
+        summary=summary,
+        command=stored["command"] or "",
+        history=rows,
+        figures={
+            "curves": Path("curves.png"),
+            "confusion": Path("confusion.png"),
+            "mistakes": Path("worst-mistakes.png"),
+            "attention": Path("attention.png"),
+            "augmented": Path("augmented.png"),
+        },
+        classes=per_class(scores.confusion, data.classes),
+        details={"Configuration": flat(stored["config"]), "Versions": stored["versions"]},
+        notes=[*data.notes, f"Confusion, classes and mistakes are those of the {which} images."],
+    )
+
+
+def flat(config: dict[str, Any]) -> dict[str, str]:
+    pairs = {}
+    for name, value in config.items():
+        if isinstance(value, dict):
+            pairs |= flat(value)
+        elif value is not None:
+            pairs[name] = " ".join(map(str, value)) if isinstance(value, list) else str(value)
+    return pairs

@@ -1,0 +1,74 @@
+"""The run folder: what was asked for, what came out, and all that is needed to go on."""
+
+import csv
+import fcntl
+import io
+import platform
+import shlex
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from smallvit.files import read_json, write_bytes, write_json
+
+CONFIG, PLAN, RESULT, METRICS = "config.json", "plan.json", "result.json", "metrics.csv"
+
+
+def create_run(runs: Path, name: str | None, default: str, config: dict[str, Any]) -> Path:
+    """A new folder with the configuration in it; one that exists is never touched."""
+    names = [name] if name else [default, *(f"{default}-{i}" for i in range(2, 10_000))]
+    for each in names:
+        folder = runs / each
+        try:
+            folder.mkdir(parents=True)
+        except FileExistsError:
+            continue
+        except OSError as error:
+            raise ValueError(f"cannot make {folder}: {error.strerror}") from None
+        command = shlex.join(["smallvit", *sys.argv[1:]]) if Path(sys.argv[0]).name == "smallvit" else None
+        write_json(folder / CONFIG, {"command": command, "config": config, "versions": versions()})
+        return folder
+    raise ValueError(f"{runs / names[0]} exists: choose another --name, or go on with it by --resume {runs / names[0]}")
+
+
+def open_run(folder: Path) -> dict[str, Any]:
+    """The configuration of a run that was begun and is not finished."""
+    if not folder.is_dir():
+        raise ValueError(f"{folder} is no folder: give the run folder that `smallvit train` made")
+    if not (folder / CONFIG).exists():
+        raise ValueError(f"{folder} is no run of ours, it has no {CONFIG}: give the folder that `smallvit train` made")
+    if (folder / RESULT).exists():
+        raise ValueError(f"{folder} is finished: its results are in {folder / RESULT}")
+    return read_json(folder / CONFIG)["config"]
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Two processes must not work on one run; the lock goes with the process, however it ends."""
+    with (folder / ".lock").open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ValueError(f"{folder} is in use by another process: wait until that one ends") from None
+        yield
+
+
+def versions() -> dict[str, str]:
+    found = {"python": platform.python_version(), "platform": platform.platform()}
+    for package in ("smallvit", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy", "pillow"):
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            found[package] = "unknown"
+    return found
+
+
+def write_metrics(folder: Path, rows: Sequence[dict[str, Any]]) -> None:
+    text = io.StringIO()
+    writer = csv.DictWriter(text, fieldnames=list(rows[0]), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    write_bytes(folder / METRICS, text.getvalue().encode())

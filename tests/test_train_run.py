@@ -1,0 +1,234 @@
+"""Whole runs, as a user starts them: what they leave, how they go on after a kill, on many devices and processes."""
+
+import csv
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+from safetensors.numpy import load_file
+
+TINY = ["--model", "sl_vit_tiny_data", "--fields", "dim=16", "depth=1", "heads=2", "mlp_dim=16", "drop_path=0.1"]
+QUICK = [*TINY, "--epochs", "6", "--batch-size", "16", "--learning-rate", "0.01", "--ema", "0.9"]
+
+
+@pytest.fixture(scope="session")
+def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of three easy classes of little coloured images."""
+    folder = tmp_path_factory.mktemp("data") / "photos"
+    draw = np.random.default_rng(0)
+    for label, name in enumerate(("blue", "green", "red")):
+        (folder / name).mkdir(parents=True)
+        for i in range(24):
+            image = draw.integers(0, 120, (12, 12, 3))
+            image[..., 2 - label] += 120
+            Image.fromarray(image.astype(np.uint8)).save(folder / name / f"{i}.png")
+    return folder
+
+
+@pytest.fixture(scope="session")
+def env(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """One cache of compiled programs for all these runs."""
+    return {**os.environ, "XDG_CACHE_HOME": str(tmp_path_factory.mktemp("cache")), "SMALLVIT_FAST_ENV": "0"}
+
+
+def command(*args: object) -> list[str]:
+    return [sys.executable, "-m", "smallvit.cli", "train", *map(str, args)]
+
+
+@pytest.fixture(scope="session")
+def reference(photos: Path, env: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that nothing happened to."""
+    runs = tmp_path_factory.mktemp("runs")
+    run = subprocess.run(
+        command(photos, *QUICK, "--runs", runs, "--name", "whole", "--image-size", 12),
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert run.returncode == 0, run.stderr
+    (runs / "printed.txt").write_text(run.stdout)
+    return runs / "whole"
+
+
+@pytest.mark.xdist_group("train_run")
+def test_what_a_run_leaves(reference: Path):
+    result = json.loads((reference / "result.json").read_text())
+    assert result["test_top1"] == 100
+    assert result["val_top1"] == 100
+    assert result["epochs"] == pytest.approx(6, abs=0.3)
+    assert result["images_per_second"] > 0
+    assert result["parameters"] == sum(a.size for a in load_file(reference / "model/model.safetensors").values())
+    for name in ("curves", "confusion", "worst-mistakes", "augmented", "attention"):
+        with Image.open(reference / f"{name}.png") as image:
+            assert min(image.size) > 100
+    assert "<html" in (reference / "report.html").read_text()
+    with (reference / "metrics.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) == 6
+    assert float(rows[-1]["train_loss"]) < float(rows[0]["train_loss"])
+    config = json.loads((reference / "config.json").read_text())
+    assert config["versions"]["jax"]
+    assert config["config"]["epochs"] == 6
+    printed = (reference.parent / "printed.txt").read_text()
+    assert "compiled in" in printed
+    assert "to go" in printed
+    assert printed.splitlines()[1:] == [line[21:] for line in (reference / "log.txt").read_text().splitlines()][1:]
+
+
+@pytest.mark.xdist_group("train_run")
+def test_a_finished_run_is_left_alone(reference: Path, env: dict[str, str], photos: Path):
+    before = (reference / "result.json").read_bytes()
+    for args in (["--resume", reference], [photos, "--runs", reference.parent, "--name", "whole"]):
+        run = subprocess.run(command(*args), env=env, capture_output=True, text=True, timeout=120)
+        assert run.returncode == 2
+        assert run.stderr.count("\n") == 1
+        assert "Traceback" not in run.stderr
+    assert (reference / "result.json").read_bytes() == before
+
+
+def checkpoints(folder: Path) -> list[Path]:
+    return sorted((folder / "checkpoints").glob("*.json"))
+
+
+KILLS: dict[str, Callable[[Path], bool]] = {
+    "before the first step": lambda run: (run / "plan.json").exists(),
+    "while a checkpoint is written": lambda run: (
+        len(checkpoints(run)) > 0
+        and any(path.is_dir() and not path.with_suffix(".json").exists() for path in (run / "checkpoints").iterdir())
+    ),
+    "in the middle": lambda run: bool(checkpoints(run)) and int(checkpoints(run)[-1].stem) > 12,
+    "when the model was written": lambda run: (run / "model/model.safetensors").exists(),
+}
+
+
+@pytest.mark.xdist_group("train_run")
+@pytest.mark.parametrize("moment", KILLS)
+def test_a_killed_run_goes_on_to_the_same_weights(
+    moment: str, reference: Path, photos: Path, env: dict[str, str], tmp_path: Path
+):
+    args = [photos, *QUICK, "--runs", tmp_path, "--name", "killed", "--image-size", 12, "--checkpoint-seconds", 0]
+    folder = tmp_path / "killed"
+    with subprocess.Popen(command(*args), env=env, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as run:
+        deadline = time.monotonic() + 200
+        while not (folder.exists() and _true(KILLS[moment], folder)):
+            assert run.poll() is None, run.stderr.read()
+            assert time.monotonic() < deadline
+            time.sleep(0.001)
+        run.send_signal(signal.SIGKILL)
+    assert not (folder / "result.json").exists()
+
+    again = subprocess.run(command("--resume", folder), env=env, capture_output=True, text=True, timeout=300)
+    assert again.returncode == 0, again.stderr
+    assert_same(folder, reference)
+
+
+def _true(condition: Callable[[Path], bool], folder: Path) -> bool:
+    try:
+        return condition(folder)
+    except FileNotFoundError:  # it was just renamed
+        return False
+
+
+def assert_same(folder: Path, reference: Path) -> None:
+    """The same model to the bit, the same figures in the table."""
+    assert (folder / "model/model.safetensors").read_bytes() == (reference / "model/model.safetensors").read_bytes()
+    tables = []
+    for run in (folder, reference):
+        with (run / "metrics.csv").open() as file:
+            rows = csv.DictReader(file)
+            tables.append([[row[k] for k in ("step", "train_loss", "train_top1", "val_loss")] for row in rows])
+    assert tables[0] == tables[1]
+
+
+@pytest.mark.xdist_group("train_run")
+def test_stopping_politely_damage_and_going_on(reference: Path, photos: Path, env: dict[str, str], tmp_path: Path):
+    args = [photos, *QUICK, "--runs", tmp_path, "--name", "stopped", "--image-size", 12, "--checkpoint-seconds", 0]
+    folder = tmp_path / "stopped"
+    with subprocess.Popen(command(*args), env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as run:
+        deadline = time.monotonic() + 200
+        while not (folder.exists() and len(checkpoints(folder)) == 2):
+            assert run.poll() is None
+            assert time.monotonic() < deadline
+            time.sleep(0.001)
+        run.send_signal(signal.SIGINT)
+        assert run.stderr is not None
+        *_, message = run.stderr.read().splitlines()
+    assert run.returncode == 1
+    assert message.startswith("smallvit: stopped at step ")
+    assert f"smallvit train --resume {folder}" in message
+
+    newest = checkpoints(folder)[-1].with_suffix("")
+    victim = max((path for path in newest.rglob("*") if path.is_file()), key=lambda path: path.stat().st_size)
+    victim.write_bytes(victim.read_bytes()[:-7])
+    again = subprocess.run(command("--resume", folder), env=env, capture_output=True, text=True, timeout=300)
+    assert again.returncode == 0, again.stderr
+    assert f"checkpoint {newest.name} is damaged" in again.stdout
+    assert_same(folder, reference)
+
+
+def losses(folder: Path) -> np.ndarray:
+    with (folder / "metrics.csv").open() as file:
+        return np.array([[float(row["train_loss"]), float(row["val_loss"])] for row in csv.DictReader(file)])
+
+
+def on_devices(env: dict[str, str], number: int) -> dict[str, str]:
+    return {**env, "XLA_FLAGS": f"--xla_force_host_platform_device_count={number}"}
+
+
+def _meeting(address: str, process: int) -> list[object]:
+    return ["--coordinator", address, "--num-processes", 2, "--process-id", process]
+
+
+@pytest.mark.xdist_group("train_run")
+def test_many_devices_and_processes_train_the_same_model(
+    reference: Path, photos: Path, env: dict[str, str], tmp_path: Path
+):
+    args = [photos, *QUICK, "--runs", tmp_path, "--image-size", 12]
+    one = subprocess.run(
+        command(*args, "--name", "eight", "--mesh", "data=4,fsdp=2"),
+        env=on_devices(env, 8),
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert one.returncode == 0, one.stderr
+    np.testing.assert_allclose(losses(tmp_path / "eight"), losses(reference), atol=2e-5)
+
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+    together = [
+        subprocess.Popen(
+            command(*args, *("--name", "two", "--mesh", "data=4,fsdp=2"), *_meeting(address, i)),
+            env=on_devices(env, 4),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for i in range(2)
+    ]
+    printed = [process.communicate(timeout=300) for process in together]
+    assert [process.returncode for process in together] == [0, 0], printed
+    assert printed[1][0] == ""
+    np.testing.assert_allclose(losses(tmp_path / "two"), losses(reference), atol=2e-5)
+
+    # What two processes wrote, one device goes on with: the last epoch anew.
+    folder = tmp_path / "two"
+    (folder / "result.json").unlink()
+    shutil.rmtree(checkpoints(folder)[-1].with_suffix(""))
+    checkpoints(folder)[-1].unlink()
+    again = subprocess.run(command("--resume", folder), env=env, capture_output=True, text=True, timeout=300)
+    assert again.returncode == 0, again.stderr
+    assert "goes on at step" in again.stdout
+    np.testing.assert_allclose(losses(folder), losses(reference), atol=2e-5)
