@@ -244,8 +244,14 @@ def test_damaged_files_are_named(tmp_path: Path):
     refused("tiny-imagenet", r"cannot read .*tiny-imagenet-200\.zip: File is not a zip file")
     zip_of(path, {"tiny-imagenet-200/wnids.txt": b"n01"})
     refused("tiny-imagenet", r"cannot read .*tiny-imagenet-200\.zip: .*words\.txt")
+    zip_of(path, tiny_members() | {"tiny-imagenet-200/val/val_annotations.txt": b"val_9.JPEG\tn01\n"})
+    refused("tiny-imagenet", r"cannot read .*tiny-imagenet-200\.zip: .*val_9\.JPEG")
     zip_of(path, tiny_members() | {"tiny-imagenet-200/train/n01/images/n01_2.JPEG": jpeg(5)[:400]})
     refused("tiny-imagenet", r"tiny-imagenet-200\.zip has 1 bad images, such as .*n01_2\.JPEG")
+    zip_of(path, tiny_members())
+    content = path.read_bytes()
+    path.write_bytes(content.replace(jpeg(110), jpeg(110)[::-1], 1))
+    refused("tiny-imagenet", r"tiny-imagenet-200\.zip has 1 bad images, such as .*val_1\.JPEG: Bad CRC-32")
 
 
 @pytest.fixture

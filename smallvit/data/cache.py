@@ -76,12 +76,12 @@ def write_safely(path: Path, write: Callable[[Path], object], keep: Callable[[],
     except OSError as error:
         raise ValueError(f"cannot write to {path.parent}: {error.strerror}; choose another folder") from None
     try:
-        write(Path(name))
-        os.fsync(handle)
+        with os.fdopen(handle, "rb") as file:
+            write(Path(name))
+            os.fsync(file.fileno())
         if keep():
             os.replace(name, path)
     finally:
-        os.close(handle)
         Path(name).unlink(missing_ok=True)
 
 

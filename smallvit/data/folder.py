@@ -54,7 +54,8 @@ def load_folder(folder: Path, *, image_size: tuple[int, int] | None, fit: Fit, s
             break
         # Sound at its beginning, broken further on. The split must not count it.
         unreadable += images.values()
-        found = sorted(set(found) - {rows[row] for row in images}, key=found.index)
+        broken = {rows[row].path for row in images}
+        found = [entry for entry in found if entry.path not in broken]
 
     splits, start = {}, 0
     for part, entries in parts.items():
@@ -84,9 +85,9 @@ def load_folder(folder: Path, *, image_size: tuple[int, int] | None, fit: Fit, s
     )
 
 
-def natural(name: str) -> list[str | int]:
+def natural(name: str) -> tuple[list[str | int], str]:
     """A key to sort by: image2 stands before image10."""
-    return [int(word) if word.isdecimal() else word for word in re.split(r"(\d+)", name.casefold())]
+    return [int(word) if word.isdecimal() else word for word in re.split(r"(\d+)", name.casefold())], name
 
 
 def _list(folder: Path) -> tuple[list[str], list[Listed], list[str]]:
@@ -133,7 +134,11 @@ def _list(folder: Path) -> tuple[list[str], list[Listed], list[str]]:
 
 def _folders(path: Path) -> list[Path]:
     ignored = (".", "__MACOSX", "@eaDir")  # of archives made on a Mac and of network drives
-    return sorted((p for p in path.iterdir() if p.is_dir() and not p.name.startswith(ignored)), key=_natural_path)
+    try:
+        folders = [entry for entry in path.iterdir() if entry.is_dir() and not entry.name.startswith(ignored)]
+    except OSError as error:
+        raise ValueError(f"cannot read {path}: {error.strerror}") from None
+    return sorted(folders, key=lambda entry: natural(entry.name))
 
 
 def _images(folder: Path) -> Iterable[Path]:
@@ -146,10 +151,6 @@ def _images(folder: Path) -> Iterable[Path]:
 
 def _is_image(path: Path) -> bool:
     return path.suffix.lower() in SUFFIXES and not path.name.startswith(".") and path.is_file()
-
-
-def _natural_path(path: Path) -> list[str | int]:
-    return natural(path.name)
 
 
 def _scan(entry: Listed) -> Found | str:

@@ -15,7 +15,6 @@ from typing import NamedTuple
 from urllib.request import urlopen
 
 import numpy as np
-import scipy.io
 
 from smallvit.data.arrays import Labelled, from_arrays
 from smallvit.data.cache import decoded, write_safely
@@ -141,10 +140,12 @@ def _read_cifar(
         images = np.ascontiguousarray(table[:, label_bytes:].reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1))
         return Labelled(images, table[:, label_bytes - 1].astype(np.int32))
 
-    return Arrays(tuple(members[names].decode().split()), records(*train), records(test))
+    return Arrays(tuple(members[names].decode(errors="replace").split()), records(*train), records(test))
 
 
 def _read_svhn(paths: list[Path]) -> Arrays:
+    import scipy.io  # here, for it takes long to import
+
     def part(path: Path) -> Labelled:
         try:
             stored = scipy.io.loadmat(path, variable_names=["X", "y"])
@@ -189,54 +190,74 @@ def _read_mnist(paths: list[Path], *, classes: tuple[str, ...]) -> Arrays:
 def _load_tiny_imagenet(
     name: str, archive: Path, size: tuple[int, int], fit: Fit, seed: int, cache_dir: Path
 ) -> Dataset:
-    """Its val is the test split, as everywhere, since the labels of its test images were never published."""
-    top = "tiny-imagenet-200"
     try:
         with zipfile.ZipFile(archive) as zipped:
-            wnids = sorted(zipped.read(f"{top}/wnids.txt").decode().split())
-            words = dict(line.split("\t")[:2] for line in zipped.read(f"{top}/words.txt").decode().splitlines())
-            label = {wnid: i for i, wnid in enumerate(wnids)}
-            given: dict[str, list[tuple[str, int]]] = {"train": [], "test": []}
-            for member in zipped.namelist():
-                match member.split("/"):
-                    case [_, "train", wnid, "images", file] if wnid in label and file:
-                        given["train"].append((member, label[wnid]))
-            for line in zipped.read(f"{top}/val/val_annotations.txt").decode().splitlines():
-                file, wnid, *_ = line.split("\t")
-                given["test"].append((f"{top}/val/images/{file}", label[wnid]))
-
-            labels = {part: np.array([number for _, number in entries], np.int32) for part, entries in given.items()}
-            first = [words.get(wnid, wnid).split(",")[0] for wnid in wnids]
-            classes = [
-                word if Counter(first)[word] == 1 else f"{word} ({wnid})"
-                for word, wnid in zip(first, wnids, strict=True)
-            ]
-            rows, note = split_rest(labels, classes, seed)
-            indices = {part: np.arange(len(labels[s])) if rows_ is None else rows_ for part, (s, rows_) in rows.items()}
-            members = {part: [given[source][i][0] for i in indices[part]] for part, (source, _) in rows.items()}
-
-            def open_member(member: str) -> BytesIO:
-                return BytesIO(zipped.read(member))
-
-            order = [member for part in members.values() for member in part]
-            contents = [f"{zipped.getinfo(member).CRC:08x} {zipped.getinfo(member).file_size}" for member in order]
-            files = [(partial(open_member, member), content) for member, content in zip(order, contents, strict=True)]
-            images = decoded(files, size, 3, fit, cache_dir)
-    except ValueError:
-        raise
-    except Exception as error:  # no zip file, a torn one, a missing member
+            classes, given = _list_tiny_imagenet(zipped)
+    except Exception as error:  # no zip file, a torn one, a missing member, lines of another form
         raise ValueError(f"cannot read {archive}: {_one_line(error)}") from None
+    labels = {part: np.array([entry.label for entry in entries], np.int32) for part, entries in given.items()}
+    rows, note = split_rest(labels, classes, seed)
+    parts = {
+        part: given[source] if indices is None else [given[source][i] for i in indices]
+        for part, (source, indices) in rows.items()
+    }
+    entries = [entry for part in parts.values() for entry in part]
+
+    with zipfile.ZipFile(archive) as zipped:
+
+        def open_member(member: str) -> BytesIO:
+            try:
+                return BytesIO(zipped.read(member))
+            except Exception as error:  # a wrong checksum, damaged deflate data
+                raise ValueError(_one_line(error)) from None
+
+        files = [(partial(open_member, entry.member), entry.content) for entry in entries]
+        images = decoded(files, size, 3, fit, cache_dir)
     if isinstance(images, dict):
         row, reason = next(iter(images.items()))
-        raise ValueError(f"{archive} has {len(images)} bad images, such as {order[row]}: {reason}")
+        raise ValueError(f"{archive} has {len(images)} bad images, such as {entries[row].member}: {reason}")
 
     splits, start = {}, 0
-    for part, (source, _) in rows.items():
-        end = start + len(members[part])
-        splits[part] = Split(images[start:end], labels[source][indices[part]], members[part])
+    for part, members in parts.items():
+        end = start + len(members)
+        numbers = np.array([entry.label for entry in members], np.int32)
+        splits[part] = Split(images[start:end], numbers, [entry.member for entry in members])
         start = end
     preprocess = Preprocess(size, 3, fit, KNOWN[name].mean, KNOWN[name].std)
     return Dataset(name, tuple(classes), splits["train"], splits["val"], splits["test"], preprocess, (note,))
+
+
+class Member(NamedTuple):
+    member: str
+    label: int
+    content: str  # checksum and size
+
+
+def _list_tiny_imagenet(zipped: zipfile.ZipFile) -> tuple[list[str], dict[str, list[Member]]]:
+    """Its val is the test split, as everywhere, since the labels of its test images were never published."""
+    top = "tiny-imagenet-200"
+
+    def lines(file: str) -> list[list[str]]:
+        return [line.split("\t") for line in zipped.read(f"{top}/{file}").decode().splitlines()]
+
+    wnids = sorted(wnid for (wnid,) in lines("wnids.txt"))
+    label = {wnid: i for i, wnid in enumerate(wnids)}
+    words = {wnid: text.split(",")[0] for wnid, text, *_ in lines("words.txt")}
+    first = [words.get(wnid, wnid) for wnid in wnids]
+    shared = {word for word, count in Counter(first).items() if count > 1}
+    classes = [f"{word} ({wnid})" if word in shared else word for word, wnid in zip(first, wnids, strict=True)]
+
+    def member(info: zipfile.ZipInfo, wnid: str) -> Member:
+        return Member(info.filename, label[wnid], f"{info.CRC:08x} {info.file_size}")
+
+    train = []
+    for info in zipped.infolist():
+        match info.filename.split("/"):
+            case [_, "train", wnid, "images", file] if wnid in label and file:
+                train.append(member(info, wnid))
+    annotated = lines("val/val_annotations.txt")
+    test = [member(zipped.getinfo(f"{top}/val/images/{file}"), wnid) for file, wnid, *_ in annotated]
+    return classes, {"train": train, "test": test}
 
 
 def _mnist_files(site: str, *md5: str) -> tuple[File, ...]:
