@@ -47,12 +47,9 @@ def main() -> None:
         name: partial(augment_batch, images=images, labels=labels, num_classes=10, spec=spec, normalise=to_unit)
         for name, spec in SPECS.items()
     }
-    pixels = images.astype(np.float32)
-    for index, name in enumerate(OPS):
-        op = np.full(args.batch, index, np.int32)
-        calls[f"step {name}"] = lambda key, op=op: jax.vmap(apply_op)(
-            pixels, op, jax.random.uniform(key, (args.batch,))
-        )
+    # The operation is data: every one costs what all cost.
+    ops, pixels = jax.device_put(rng.integers(0, len(OPS), args.batch, np.int32)), images.astype(np.float32)
+    calls["one step of a policy"] = lambda key: jax.vmap(apply_op)(pixels, ops, jax.random.uniform(key, ops.shape))
 
     print(f"jax {jax.__version__} on {jax.devices()[0].platform}, {args.size} pixels, batch {args.batch}")
     print("| | images/s | compiled in |")
