@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 from functools import partial
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -101,7 +102,6 @@ def test_flat_and_two_level_images_as_in_pillow():
 def test_published_policies():
     for rows in AUTOAUGMENT.values():
         assert len(rows) == 25
-    # Tables 7, 8 and 9 of https://arxiv.org/abs/1805.09501
     assert AUTOAUGMENT["cifar10"][0] == (("Invert", 0.1, 0), ("Contrast", 0.2, 6))
     assert AUTOAUGMENT["cifar10"][21] == (("TranslateY", 0.9, 9), ("TranslateY", 0.7, 9))
     assert AUTOAUGMENT["svhn"][1] == (("ShearY", 0.9, 8), ("Invert", 0.7, 0))
@@ -365,8 +365,14 @@ for seed in range(6):
 
 def test_devices_do_not_change_the_result():
     flags = {"XLA_FLAGS": "--xla_force_host_platform_device_count=8", "JAX_PLATFORMS": "cpu"}
-    command = [sys.executable, "-c", SHARDED]
-    run = subprocess.run(command, env={**os.environ, **flags}, capture_output=True, text=True, timeout=300)
+    run = subprocess.run(
+        [sys.executable, "-c", SHARDED],
+        cwd=Path(__file__).parent.parent,
+        env={**os.environ, **flags},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
     assert run.returncode == 0, run.stderr
 
 
