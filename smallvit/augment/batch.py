@@ -6,7 +6,7 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Int, Num, PRNGKeyArray, UInt8
+from jaxtyping import Array, Float, Int, Key, Num, PRNGKeyArray, UInt8
 
 from smallvit.augment.ops import OPS, Image, apply_op, blend, grey, mean_grey, resample
 from smallvit.augment.policies import Table, policy_table
@@ -14,7 +14,7 @@ from smallvit.augment.spec import Augment
 
 Images = Float[Array, "b H W c"]
 Targets = Float[Array, "b k"]
-Uniform = Float[Array, " n"]  # numbers from 0 to 1
+Draws = Float[Array, " _"]  # uniform from 0 to 1
 TRIES = 10  # at a rectangle that fits, as in torchvision
 
 
@@ -24,11 +24,11 @@ def augment_batch(
     labels: Int[Array, " b"],
     num_classes: int,
     spec: Augment,
-    normalise: Callable[[Num[Array, "b H W c"]], Images],
+    normalise: Callable[[Array], Array | np.ndarray],
 ) -> tuple[Images, Targets]:
     """All of it: `augment_images`, `normalise`, `erase`, smoothed one-hot targets, `mix`."""
     pixels_key, erase_key, mix_key = jax.random.split(key, 3)
-    x = erase(erase_key, normalise(augment_images(pixels_key, images, spec)), spec)
+    x = erase(erase_key, jnp.asarray(normalise(augment_images(pixels_key, images, spec))), spec)
     smoothing = spec.label_smoothing
     targets = jax.nn.one_hot(labels, num_classes) * (1 - smoothing) + smoothing / num_classes
     return mix(mix_key, x, targets, spec)
@@ -52,13 +52,13 @@ def erase(key: PRNGKeyArray, images: Images, spec: Augment) -> Images:
 
     def one(key: PRNGKeyArray, image: Image) -> Image:
         height, width, _ = image.shape
-        chance, top, left, *tries = jnp.split(jax.random.uniform(key, (3 + 2 * TRIES,)), [1, 2, 3, 3 + TRIES])
-        areas, tallness = 0.02 + 0.38 * tries[0], 0.3 + (1 / 0.3 - 0.3) * tries[1]
-        h, w = jnp.round(_rectangle(areas, 1 / tallness, height, width))
-        rows = jnp.arange(height) - jnp.floor(top * (height - h + 1))
-        columns = jnp.arange(width) - jnp.floor(left * (width - w + 1))
-        hit = ((rows >= 0) & (rows < h))[:, None] & ((columns >= 0) & (columns < w))[None]
-        return jnp.where((hit & (chance < spec.erasing)[None])[..., None], 0, image)
+        draws = jax.random.uniform(key, (3 + 2 * TRIES,))
+        areas, tallness = 0.02 + 0.38 * draws[3 : 3 + TRIES], 0.3 + (1 / 0.3 - 0.3) * draws[3 + TRIES :]
+        w, h = jnp.round(_rectangle(areas, 1 / tallness, height, width))
+        rows = jnp.arange(height, dtype=jnp.float32) - jnp.floor(draws[1] * (height - h + 1))
+        columns = jnp.arange(width, dtype=jnp.float32) - jnp.floor(draws[2] * (width - w + 1))
+        inside = ((rows >= 0) & (rows < h))[:, None] & ((columns >= 0) & (columns < w))[None]
+        return jnp.where((draws[0] < spec.erasing) & inside[..., None], 0, image)
 
     return jax.vmap(one)(_keys(key, len(images)), images)
 
@@ -66,11 +66,11 @@ def erase(key: PRNGKeyArray, images: Images, spec: Augment) -> Images:
 def mix(key: PRNGKeyArray, images: Images, targets: Targets, spec: Augment) -> tuple[Images, Targets]:
     """CutMix for the share `cutmix` of all batches, Mixup for the share `mixup`, nothing for the others.
 
-    Each image mixes with the one before it: batches come in random order, so that is a random partner.
+    Each image mixes with the one half a batch away: batches come in random order, but an image may stand in a row.
     """
     if spec.mixup + spec.cutmix == 0:
         return images, targets
-    _, height, width, _ = images.shape
+    number, height, width, _ = images.shape
     draw_key, beta_key = jax.random.split(key)
     choice, y, x = jax.random.uniform(draw_key, (3,))
     # Beta(1, 1) is the uniform distribution, which compiles much faster.
@@ -78,15 +78,15 @@ def mix(key: PRNGKeyArray, images: Images, targets: Targets, spec: Augment) -> t
 
     def mixed() -> tuple[Images, Targets]:
         reach = jnp.sqrt(1 - keep) / 2  # of the cut to either side of its centre, as a share of the image
-        rows = jnp.abs((jnp.arange(height) + 0.5) / height - y) < reach
-        columns = jnp.abs((jnp.arange(width) + 0.5) / width - x) < reach
+        rows = jnp.abs((jnp.arange(height, dtype=jnp.float32) + 0.5) / height - y) < reach
+        columns = jnp.abs((jnp.arange(width, dtype=jnp.float32) + 0.5) / width - x) < reach
         outside = 1 - (rows[:, None] & columns[None]).astype(images.dtype)
         weight = jnp.where(choice < spec.cutmix, outside, keep.astype(images.dtype))
         share = weight.mean(dtype=targets.dtype)
         weight = weight[None, :, :, None]
         return (
-            weight * images + (1 - weight) * jnp.roll(images, 1, axis=0),
-            share * targets + (1 - share) * jnp.roll(targets, 1, axis=0),
+            weight * images + (1 - weight) * jnp.roll(images, number // 2, axis=0),
+            share * targets + (1 - share) * jnp.roll(targets, number // 2, axis=0),
         )
 
     return jax.lax.cond(choice < spec.cutmix + spec.mixup, mixed, lambda: (images, targets))
@@ -124,7 +124,7 @@ def _whole_levels(image: Num[Array, "H W c"]) -> Image:
     return (jnp.round(image) if jnp.issubdtype(image.dtype, jnp.floating) else image).astype(jnp.float32)
 
 
-def _padded_crop(image: Num[Array, "H W c"], draws: Uniform, padding: int) -> Num[Array, "H W c"]:
+def _padded_crop(image: Num[Array, "H W c"], draws: Draws, padding: int) -> Num[Array, "H W c"]:
     height, width, channels = image.shape
     pad_y, pad_x = (max(1, round(padding * side / 32)) for side in (height, width))
     padded = jnp.pad(image, ((pad_y, pad_y), (pad_x, pad_x), (0, 0)))
@@ -132,36 +132,29 @@ def _padded_crop(image: Num[Array, "H W c"], draws: Uniform, padding: int) -> Nu
     return jax.lax.dynamic_slice(padded, (top, left, 0), (height, width, channels))
 
 
-def _view(box: Uniform, turn: Uniform, spec: Augment, height: int, width: int) -> Float[Array, "2 3"]:
-    """From a pixel of the result to its place in the image: zoomed and turned about the centre, within the crop."""
-    scale_y, scale_x = 1 + spec.zoom * (2 * turn[:2] - 1)
-    angle = 2 * jnp.pi * spec.rotation * (2 * turn[2] - 1)
-    h, w, top, left = jnp.float32(height), jnp.float32(width), jnp.float32(0), jnp.float32(0)
+def _view(box: Draws, turn: Draws, spec: Augment, height: int, width: int) -> Float[Array, "2 3"]:
+    """From a pixel of the result to its place in the image: zoomed and turned about the centre of the crop."""
+    size = jnp.array([width, height], jnp.float32)
+    sides, corner = size, jnp.zeros(2)
     if spec.resized_crop:
         low, high = spec.resized_crop
-        areas, aspects = low + (high - low) * box[2:][:TRIES], (4 / 3) ** (2 * box[2:][TRIES:] - 1)
-        h, w = _rectangle(areas, aspects, height, width)
-        top, left = box[0] * (height - h), box[1] * (width - w)
-    x_to_x, y_to_x = jnp.cos(angle) * scale_x * w / width, jnp.sin(angle) * scale_y * w / width
-    x_to_y, y_to_y = -jnp.sin(angle) * scale_x * h / height, jnp.cos(angle) * scale_y * h / height
-    x, y = width / 2, height / 2
-    return jnp.stack(
-        [
-            jnp.stack([x_to_x, y_to_x, left + w / 2 - x_to_x * x - y_to_x * y]),
-            jnp.stack([x_to_y, y_to_y, top + h / 2 - x_to_y * x - y_to_y * y]),
-        ]
-    )
+        areas, aspects = low + (high - low) * box[2 : 2 + TRIES], (4 / 3) ** (2 * box[2 + TRIES :] - 1)
+        sides = _rectangle(areas, aspects, height, width)
+        corner = box[:2] * (size - sides)
+    angle, zoom = 2 * jnp.pi * spec.rotation * (2 * turn[0] - 1), 1 + spec.zoom * (2 * turn[1:] - 1)
+    cos, sin = jnp.cos(angle), jnp.sin(angle)
+    linear = (sides / size)[:, None] * jnp.array([[cos, -sin], [sin, cos]]) * zoom[None]
+    return jnp.column_stack([linear, corner + sides / 2 - (linear * size[None] / 2).sum(axis=1)])
 
 
-def _rectangle(areas: Uniform, aspects: Uniform, height: int, width: int) -> Float[Array, "2"]:
-    """Height and width of the first try that fits into the image; if none does, the first one is cut to fit."""
-    sides = jnp.stack([jnp.sqrt(areas / aspects * height * width), jnp.sqrt(areas * aspects * height * width)])
-    largest = jnp.array([height, width], jnp.float32)
-    fits = (sides <= largest[:, None]).all(axis=0)
-    return jnp.minimum(sides[:, jnp.argmax(fits)], largest)
+def _rectangle(areas: Draws, aspects: Draws, height: int, width: int) -> Float[Array, "2"]:
+    """Width and height of the first try that fits into the image; if none does, the first one is cut to fit."""
+    sides = jnp.sqrt(height * width * areas[None] * jnp.stack([aspects, 1 / aspects]))
+    size = jnp.array([width, height], jnp.float32)
+    return jnp.minimum(sides[:, jnp.argmax((sides <= size[:, None]).all(axis=0))], size)
 
 
-def _apply_policy(image: Image, draws: Uniform, table: Table, rounds: int) -> Image:
+def _apply_policy(image: Image, draws: Draws, table: Table, rounds: int) -> Image:
     ops, probabilities, values = map(jnp.asarray, table)
     choices, steps = ops.shape
     draws = draws.reshape(rounds, 1 + 2 * steps)
@@ -173,5 +166,5 @@ def _apply_policy(image: Image, draws: Uniform, table: Table, rounds: int) -> Im
     return jax.lax.scan(lambda image, step: (apply_op(image, *step), None), image, (op, value))[0]
 
 
-def _keys(key: PRNGKeyArray, number: int) -> PRNGKeyArray:
+def _keys(key: PRNGKeyArray, number: int) -> Key[Array, " b"]:
     return jax.vmap(jax.random.fold_in, (None, 0))(key, jnp.arange(number))

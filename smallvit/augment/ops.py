@@ -58,10 +58,10 @@ def policy_matrix(op: Int[Array, ""], value: Scalar, height: int, width: int) ->
     angle = -jnp.deg2rad(of("Rotate"))
     cos, sin = jnp.cos(angle), jnp.sin(angle)
     x, y = width / 2, height / 2
-    return jnp.stack(
+    return jnp.array(
         [
-            jnp.stack([cos, sin + of("ShearX"), x - cos * x - sin * y - of("TranslateX")]),
-            jnp.stack([-sin + of("ShearY"), cos, y + sin * x - cos * y - of("TranslateY")]),
+            [cos, sin + of("ShearX"), x - cos * x - sin * y - of("TranslateX")],
+            [-sin + of("ShearY"), cos, y + sin * x - cos * y - of("TranslateY")],
         ]
     )
 
@@ -83,7 +83,7 @@ def warp(image: Image, matrix: Float[Array, "2 3"]) -> Image:
 def resample(image: Image, matrix: Float[Array, "2 3"]) -> Image:
     """Bilinear between four pixels, mirrored at the border; the matrix is on pixel centres, as in `warp`."""
     height, width, _ = image.shape
-    rows, columns = jnp.mgrid[:height, :width] + 0.5
+    rows, columns = jnp.mgrid[:height, :width].astype(jnp.float32) + 0.5
     x, y = (to_x * columns + to_y * rows + start - 0.5 for to_x, to_y, start in matrix)
 
     def mirrored(place: Float[Array, "H W"], size: int) -> Int[Array, "H W"]:
@@ -111,8 +111,8 @@ def grey(image: Image) -> Image:
 
 
 def mean_grey(image: Image) -> Scalar:
-    height, width, _ = image.shape
-    return jnp.floor(_luma(image).sum() / (height * width) + 0.5)
+    luma = _luma(image)
+    return whole_quotient(2 * luma.sum().astype(image.dtype) + luma.size, 2 * luma.size)
 
 
 def _luma(image: Image) -> Int[Array, "H W"]:
@@ -136,12 +136,19 @@ def posterize(levels: Levels, bits: Scalar) -> Levels:
 def autocontrast(levels: Levels, histogram: Levels) -> Levels:
     low = jnp.where(histogram > 0, levels, 255).min(1, keepdims=True)
     high = jnp.where(histogram > 0, levels, 0).max(1, keepdims=True)
-    return jnp.where(high > low, jnp.floor((levels - low) * 255 / jnp.maximum(high - low, 1)).clip(0, 255), levels)
+    stretched = whole_quotient((levels - low) * 255, jnp.maximum(high - low, 1))
+    return jnp.where(high > low, stretched.clip(0, 255), levels)
 
 
 def equalize(levels: Levels, histogram: Levels) -> Levels:
     """A level becomes the share of darker pixels; the brightest level counts for nothing, as in Pillow."""
     # A product, where cumsum would do: XLA would fuse that into the look-up and sum again for every pixel.
     darker = jnp.matmul(histogram, np.triu(np.ones((256, 256), np.float32), 1), precision="highest")
-    step = jnp.floor(jnp.where(histogram > 0, darker, 0).max(1, keepdims=True) / 255)
-    return jnp.where(step > 0, jnp.floor((jnp.floor(step / 2) + darker) / jnp.maximum(step, 1)).clip(0, 255), levels)
+    step = whole_quotient(jnp.where(histogram > 0, darker, 0).max(1, keepdims=True), 255)
+    rank = whole_quotient(jnp.floor(step / 2) + darker, jnp.maximum(step, 1))
+    return jnp.where(step > 0, rank.clip(0, 255), levels)
+
+
+def whole_quotient(a: Float[Array, "..."], b: Float[Array, "..."] | int) -> Float[Array, "..."]:
+    """Of whole numbers; the half keeps a / b clear of the next lower one, since XLA multiplies by a rounded 1 / b."""
+    return jnp.floor((a + 0.5) / b)

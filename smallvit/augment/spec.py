@@ -10,14 +10,14 @@ Policy = Literal["none", "randaugment", "cifar10", "svhn", "imagenet"]
 class Augment:
     """Everything is off by default; what is on happens in the order of the fields.
 
-    Normalisation comes between `colour` and `erasing`. Rotation, zoom and resized crop are one bilinear resampling.
+    Resized crop, rotation and zoom are one bilinear resampling. Normalisation comes before `erasing`.
     """
 
     flip: bool = False  # left to right, half of the time
     crop_padding: int = 0  # zeros around an image of 32 pixels, then a random crop; 64 pixels get twice as many
     resized_crop: tuple[float, float] | None = None  # the share of the area that is cut out; aspect 3/4 to 4/3
     rotation: float = 0.0  # in turns, to either side; mirrored at the border
-    zoom: float = 0.0  # height and width are seen 1 - zoom to 1 + zoom times as large an area; mirrored at the border
+    zoom: float = 0.0  # the height and the width that are seen, each 1 - zoom to 1 + zoom; mirrored at the border
     policy: Policy = "none"  # AutoAugment (https://arxiv.org/abs/1805.09501) by data set, or RandAugment
     magnitude: int = 9  # of RandAugment (https://arxiv.org/abs/1909.13719), 0 to 30
     num_ops: int = 2  # of RandAugment
