@@ -3,7 +3,8 @@
 import os
 import platform
 import sys
-from pathlib import Path
+
+from smallvit.files import user_cache
 
 # XLA asks malloc for its buffers afresh at every step. Huge pages, one arena, and nothing given back in between: else
 # the kernel hands out and clears the same pages again and again, which costs a quarter of a training step.
@@ -23,11 +24,6 @@ def restart_fast() -> None:
     if missing and os.environ.get("SMALLVIT_FAST_ENV", "1") != "0":
         command = [sys.executable, *sys.orig_argv[1:]]
         os.execve(sys.executable, command, {**os.environ, **missing, "SMALLVIT_FAST_ENV": "0"})
-
-
-def user_cache() -> Path:
-    """Where this user's programs keep what can be made again."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "smallvit"
 
 
 def keep_compiled() -> None:

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 
 from smallvit.data import Split, eval_batches
 
@@ -56,11 +56,22 @@ def score(logits: Float[np.ndarray, "n k"], labels: Int[np.ndarray, "n"]) -> Sco
     )
 
 
-def calibration_error(confidence: Float[np.ndarray, "n"], correct: np.ndarray, bins: int = 15) -> float:
-    """Expected calibration error (https://arxiv.org/abs/1706.04599): how far confidence is from accuracy, by bins."""
-    which = np.minimum((confidence * bins).astype(np.int64), bins - 1)
-    gap = np.bincount(which, weights=confidence - correct, minlength=bins)
-    return float(np.abs(gap).sum() / len(confidence))
+def calibration_error(confidence: Float[np.ndarray, " n"], correct: Bool[np.ndarray, " n"], bins: int = 15) -> float:
+    """ECE (https://arxiv.org/abs/1706.04599): |right - sure|, averaged over bins by their images."""
+    _, accuracy, sure, count = calibration_bins(confidence, correct, bins)
+    return float((count * np.abs(accuracy - sure)).sum() / max(count.sum(), 1))
+
+
+def calibration_bins(
+    confidence: Float[np.ndarray, " n"], correct: Bool[np.ndarray, " n"], bins: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Of each bin: its centre, the share that is right, the mean confidence, the number of images."""
+    which = np.clip(np.ceil(confidence * bins).astype(int) - 1, 0, bins - 1)  # (lower, upper], as in the paper
+    count = np.bincount(which, minlength=bins)
+    some = np.maximum(count, 1)
+    accuracy = np.bincount(which, correct, minlength=bins) / some
+    sure = np.bincount(which, confidence, minlength=bins) / some
+    return (np.arange(bins) + 0.5) / bins, accuracy, sure, count
 
 
 def _share(part: np.ndarray, whole: np.ndarray) -> np.ndarray:

@@ -2,21 +2,37 @@
 
 import json
 import os
+import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 
-def write_bytes(path: Path, content: bytes) -> None:
-    """Writes under another name first, so that a reader, or a crash, never meets half a file."""
-    part = path.with_name(f".{path.name}.{os.getpid()}.part")
+def user_cache() -> Path:
+    """Where this user's programs keep what can be made again."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "smallvit"
+
+
+def write_safely(path: Path, write: Callable[[Path], object], keep: Callable[[], bool] = lambda: True) -> None:
+    """Under a name of its own until it is whole and on the disk: nobody, after a crash either, sees half a file."""
     try:
-        with part.open("wb") as file:
-            file.write(content)
-            file.flush()
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
+    except OSError as error:
+        raise ValueError(f"cannot write to {path.parent}: {error.strerror}; choose another folder") from None
+    try:
+        with os.fdopen(handle, "rb") as file:
+            write(Path(name))
             os.fsync(file.fileno())
-        part.replace(path)
+        os.chmod(name, 0o644)  # mkstemp's are for their owner alone
+        if keep():
+            os.replace(name, path)
     finally:
-        part.unlink(missing_ok=True)
+        Path(name).unlink(missing_ok=True)
+
+
+def write_bytes(path: Path, content: bytes) -> None:
+    write_safely(path, lambda temporary: temporary.write_bytes(content))
 
 
 def write_json(path: Path, value: Any) -> None:

@@ -1,7 +1,5 @@
 """Figures of a run, each from plain arrays and lists; nothing here knows of pyplot or a screen."""
 
-import os
-import tempfile
 import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -14,6 +12,9 @@ from matplotlib.colors import LinearSegmentedColormap, PowerNorm
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 from PIL import Image
+
+from smallvit.evaluate import calibration_bins, calibration_error
+from smallvit.files import write_safely
 
 INK, MUTED, FAINT = "#1f2933", "#66727f", "#e4e8ec"
 TRAIN, VAL, WRONG = "#8a97a6", "#1f6feb", "#c8402f"
@@ -61,18 +62,9 @@ _styled = matplotlib.rc_context(
 
 def save(figure: Figure, path: Path) -> None:
     """As PNG; a reader of `path` sees the old file or the whole new one."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(suffix=".png", prefix=f".{path.name}.", dir=path.parent)
-    os.close(handle)
-    try:
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "Glyph .* missing")  # a box stands for a letter the font does not have
-            figure.savefig(temporary, format="png", facecolor="white")
-        os.chmod(temporary, 0o644)  # mkstemp's are for their owner alone
-        os.replace(temporary, path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Glyph .* missing")  # a box stands for a letter the font does not have
+        write_safely(path, lambda temporary: figure.savefig(temporary, format="png", facecolor="white"))
 
 
 @_styled
@@ -281,7 +273,7 @@ def reliability(confidence: Float[np.ndarray, " b"], correct: Bool[np.ndarray, "
     """Of the images that the model is so sure of, how many are right; below, how many there are."""
     if not confidence.size:
         return _notice("No images.")
-    centres, accuracy, sure, count = _bins(confidence, correct, bins)
+    centres, accuracy, sure, count = calibration_bins(confidence, correct, bins)
     figure = Figure(figsize=(4.8, 5.2))
     top, bottom = figure.subplots(2, 1, sharex=True, gridspec_kw={"height_ratios": [3.4, 1]})
     filled = count > 0
@@ -302,24 +294,6 @@ def reliability(confidence: Float[np.ndarray, " b"], correct: Bool[np.ndarray, "
     for axes in (top, bottom):
         axes.grid(axis="y")
     return figure
-
-
-def calibration_error(confidence: Float[np.ndarray, " b"], correct: Bool[np.ndarray, " b"], bins: int = 15) -> float:
-    """ECE (https://arxiv.org/abs/1706.04599): |right - sure|, averaged over bins by their images."""
-    _, accuracy, sure, count = _bins(confidence, correct, bins)
-    return float((count * np.abs(accuracy - sure)).sum() / max(count.sum(), 1))
-
-
-def _bins(
-    confidence: Float[np.ndarray, " b"], correct: Bool[np.ndarray, " b"], bins: int
-) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Of each bin: its centre, the share that is right, the mean confidence, the number of images."""
-    which = np.clip(np.ceil(confidence * bins).astype(int) - 1, 0, bins - 1)  # (lower, upper], as in the paper
-    count = np.bincount(which, minlength=bins)
-    some = np.maximum(count, 1)
-    accuracy = np.bincount(which, correct, minlength=bins) / some
-    sure = np.bincount(which, confidence, minlength=bins) / some
-    return (np.arange(bins) + 0.5) / bins, accuracy, sure, count
 
 
 def _series(rows: Sequence[Mapping[str, float | int | None]], key: str) -> tuple[list[float], list[float]]:

@@ -1,14 +1,14 @@
 """A run on one page: report.html needs no other file, no network and no script."""
 
 import base64
-import os
-import tempfile
 from collections.abc import Mapping, Sequence
 from html import escape
 from pathlib import Path
 
 import numpy as np
 from jaxtyping import Integer
+
+from smallvit.files import write_bytes
 
 Row = Mapping[str, str | int | float | None]
 
@@ -95,12 +95,7 @@ def write_report(
 </html>
 """
     path = folder / "report.html"
-    folder.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(prefix=".report.", suffix=".html", dir=folder)
-    with os.fdopen(handle, "w", encoding="utf-8") as file:
-        file.write(page)
-    os.chmod(temporary, 0o644)  # mkstemp's are for their owner alone
-    os.replace(temporary, path)
+    write_bytes(path, page.encode())
     return path
 
 

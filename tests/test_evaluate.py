@@ -26,7 +26,7 @@ def test_a_class_without_images_has_no_recall():
 
 
 def test_calibration_error():
-    confidence = np.array([0.95, 0.95, 0.55, 0.55], np.float32)
+    confidence = np.array([0.95, 0.95, 0.55, 0.55])
     correct = np.array([True, False, True, True])
     np.testing.assert_allclose(calibration_error(confidence, correct, bins=10), 0.5 * 0.45 + 0.5 * 0.45, rtol=1e-6)
 

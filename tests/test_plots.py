@@ -123,13 +123,6 @@ def test_small_images_stay_crisp():
     np.testing.assert_array_equal(big[::8, ::8, 1], image[..., 0])
 
 
-def test_calibration_error_by_hand():
-    # 0.9 sure and half right, 0.6 sure and all right: (2 * 0.4 + 1 * 0.4) / 3.
-    confidence, correct = np.array([0.9, 0.9, 0.6]), np.array([True, False, True])
-    assert plots.calibration_error(confidence, correct, 10) == pytest.approx(0.4)
-    assert "ECE 40.0 %" in words(plots.reliability(confidence, correct, 10))
-
-
 def test_save_replaces_the_whole_file_or_nothing(tmp_path, monkeypatch):
     path = tmp_path / "new" / "a.png"
     plots.save(plots.image_grid(images(1), ["one"], 1), path)

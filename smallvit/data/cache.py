@@ -2,9 +2,7 @@
 
 import hashlib
 import json
-import os
 import shutil
-import tempfile
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -15,13 +13,10 @@ from jaxtyping import UInt8
 from smallvit.data.dataset import Fit
 from smallvit.data.decode import Source, decode
 from smallvit.data.progress import in_threads
+from smallvit.files import write_safely
 
 VERSION = 1  # to be raised whenever `decode` makes other pixels of the same file
 DAY = 86_400
-
-
-def user_cache() -> Path:
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "smallvit"
 
 
 def decoded(
@@ -68,23 +63,6 @@ def decoded(
     return images
 
 
-def write_safely(path: Path, write: Callable[[Path], object], keep: Callable[[], bool] = lambda: True) -> None:
-    """Under a name of its own until it is whole and on the disk: nobody ever sees half a file."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f"{path.name}.", suffix=".tmp")
-    except OSError as error:
-        raise ValueError(f"cannot write to {path.parent}: {error.strerror}; choose another folder") from None
-    try:
-        with os.fdopen(handle, "rb") as file:
-            write(Path(name))
-            os.fsync(file.fileno())
-        if keep():
-            os.replace(name, path)
-    finally:
-        Path(name).unlink(missing_ok=True)
-
-
 def _open(path: Path, shape: tuple[int, ...]) -> UInt8[np.ndarray, "n H W c"] | None:
     try:
         images = np.lib.format.open_memmap(path, mode="r")
@@ -97,7 +75,7 @@ def _open(path: Path, shape: tuple[int, ...]) -> UInt8[np.ndarray, "n H W c"] | 
 def _make_room(cache_dir: Path, size: int) -> None:
     try:
         cache_dir.mkdir(parents=True, exist_ok=True)
-        for left in cache_dir.glob("*.tmp"):  # by runs that were killed
+        for left in cache_dir.glob(".*.tmp"):  # by runs that were killed
             if time.time() - left.stat().st_mtime > DAY:
                 left.unlink(missing_ok=True)
         free = shutil.disk_usage(cache_dir).free

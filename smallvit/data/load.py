@@ -5,11 +5,11 @@ from pathlib import Path
 from typing import get_args
 
 from smallvit.data.arrays import load_npz
-from smallvit.data.cache import user_cache
 from smallvit.data.dataset import Dataset, Fit
 from smallvit.data.embedded import NAME, load_embedded
 from smallvit.data.folder import load_folder
 from smallvit.data.known import KNOWN, load_known
+from smallvit.files import user_cache
 
 
 def load_data(

@@ -102,7 +102,9 @@ class TrainConfig:
     fit: Literal["crop", "pad"] = "crop"
     """How an image of another shape becomes that size."""
     seed: int = 0
-    """Of everything that is random."""
+    """Of everything that is random in training."""
+    split_seed: int = 0
+    """Of what is held out to validate and test, where the data does not say."""
     resume: Path | None = None
     """Go on with this run folder, exactly as if it had never stopped."""
     in_recipe: tyro.conf.OmitArgPrefixes[RecipeOptions] = field(default_factory=RecipeOptions)

@@ -83,7 +83,7 @@ def train(config: TrainConfig | None = None) -> dict[str, Any]:
             config.data,
             image_size=config.image_size,
             fit=config.fit,
-            seed=config.seed,
+            seed=config.split_seed,
             data_dir=config.run.data_dir,
             cache_dir=config.run.cache_dir or config.run.runs / ".cache",
         )

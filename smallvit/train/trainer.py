@@ -28,8 +28,9 @@ class Trainer:
         self.eval_batch_size = mesh.size * -(-min(largest, 256) // mesh.size)
         update = optimiser(recipe)
         init = make_init(model, recipe, update, (*data.preprocess.size, data.preprocess.channels))
-        init_key, step_key = jax.random.split(jax.random.key(seed))
-        shapes = jax.eval_shape(init, init_key)
+        keys = jax.jit(lambda: tuple(jax.random.split(jax.random.key(seed))), out_shardings=replicated(mesh))
+        self._init_key, self._key = keys()
+        shapes = jax.eval_shape(init, self._init_key)
         self._shardings = over_weights(mesh, shapes)
         self.abstract_state: State = jax.tree.map(
             lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
@@ -37,8 +38,6 @@ class Trainer:
             self._shardings,
         )
         self.parameters = sum(leaf.size for leaf in jax.tree.leaves(shapes.params))
-        self._key = jax.device_put(step_key, replicated(mesh))
-        self._init_key = jax.device_put(init_key, replicated(mesh))
 
         step = make_step(model, recipe, update, data.preprocess, _class_weights(recipe, data), accumulate)
         predict = make_predict(model, data.preprocess)
