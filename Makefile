@@ -2,7 +2,11 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: test lint format benchmark clean
+.PHONY: train test lint format benchmark clean
+
+# The main job on the data set in the package; ARGS takes the options of `smallvit train`.
+train: .venv/installed
+	$(BIN)/smallvit train $(ARGS)
 
 test: .venv/installed
 	$(BIN)/pytest

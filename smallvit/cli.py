@@ -1,6 +1,7 @@
 """The `smallvit` command: parse, call, print."""
 
 import errno
+import os
 import sys
 from typing import Annotated
 
@@ -8,6 +9,7 @@ import tyro
 from rich.console import Console
 from rich.table import Table
 
+from smallvit.compare import CompareConfig
 from smallvit.env import restart_fast
 from smallvit.train import Stopped, TrainConfig
 
@@ -64,9 +66,17 @@ def train(config: Annotated[TrainConfig, tyro.conf.arg(name="")]) -> None:
     train(config)
 
 
+def compare(config: Annotated[CompareConfig, tyro.conf.arg(name="")]) -> None:
+    """Train several models with several seeds: the table of a paper."""
+    from smallvit.compare import compare, markdown
+
+    table = compare(config)
+    print(f"\n{markdown(table)}\n{config.out}/table.md, .csv and .png have it, {config.out}/runs the runs")
+
+
 def main() -> None:
     restart_fast()
-    commands = {"train": train, "models": models}
+    commands = {"train": train, "compare": compare, "models": models}
     try:
         tyro.extras.subcommand_cli_from_dict(
             commands,
@@ -80,6 +90,9 @@ def main() -> None:
         _end(str(error), 1)
     except KeyboardInterrupt:
         _end("interrupted", 130)
+    except BrokenPipeError:  # the reader, such as `head`, has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES):
             raise

@@ -296,6 +296,24 @@ def reliability(confidence: Float[np.ndarray, " b"], correct: Bool[np.ndarray, "
     return figure
 
 
+@_styled
+def comparison(scores: Mapping[str, Sequence[float]]) -> Figure:
+    """Top-1 in percent of each model: a dot for each seed, a line for the mean."""
+    figure = Figure(figsize=(7.5, 0.9 + 0.42 * len(scores)))
+    axes = figure.subplots()
+    for row, values in enumerate(scores.values()):
+        mean = sum(values) / len(values)
+        axes.plot(values, [row] * len(values), "o", color=VAL, alpha=0.55, markeredgewidth=0)
+        axes.plot([mean, mean], [row - 0.28, row + 0.28], color=INK, linewidth=2)
+        axes.annotate(f"{mean:.2f}", (mean, row - 0.3), ha="center", va="bottom", fontsize=8.5, color=INK)
+    axes.set_yticks(range(len(scores)), [_short(name, 40) for name in scores])
+    axes.set_ylim(len(scores) - 0.5, -0.75)
+    axes.margins(x=0.12)
+    axes.set_xlabel("top-1 in %")
+    axes.grid(axis="x")
+    return figure
+
+
 def _series(rows: Sequence[Mapping[str, float | int | None]], key: str) -> tuple[list[float], list[float]]:
     """(epochs, values) of the rows that have this value; counted from 1 where rows do not say their epoch."""
     numbered = [({"epoch": i} | dict(row)) for i, row in enumerate(rows, 1)]

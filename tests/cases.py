@@ -213,6 +213,12 @@ COUNTS = {
     "regionvit_base": 72_747_232,
     # The paper's 2,692,426 for 10 classes, and 990 more rows of the head.
     "vit_small_data": 2_692_426 + 990 * 193,
+    # Patches, class token and positions, blocks, norm, head.
+    "vit_tiny_data": 193 * 128
+    + 18 * 128
+    + 6 * (4 * 128 * 128 + 2 * 128 * 256 + 128 + 128 + 256 + 4 * 128)
+    + 256
+    + 129_000,
     # timm's figures, and the paper's 9,020,618 for 10 classes.
     "cait_xxs24": 11_956_264,
     "cait_s24": 46_916_200,

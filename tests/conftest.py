@@ -1,10 +1,17 @@
 """Strict by default: shapes and types are checked at run time, nothing is promoted or broadcast in silence."""
 
+import os
+import subprocess
 from collections.abc import Iterator
+from pathlib import Path
 
 import jax
 import jaxtyping
+import numpy as np
 import pytest
+from PIL import Image
+
+from tests.runs import QUICK, command
 
 jaxtyping.install_import_hook("smallvit", "beartype.beartype")
 
@@ -20,3 +27,39 @@ def as_a_user() -> Iterator[None]:
     jaxtyping.config.update("jaxtyping_disable", True)
     yield
     jaxtyping.config.update("jaxtyping_disable", False)
+
+
+@pytest.fixture(scope="session")
+def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of three easy classes of little coloured images."""
+    folder = tmp_path_factory.mktemp("data") / "photos"
+    draw = np.random.default_rng(0)
+    for label, name in enumerate(("blue", "green", "red")):
+        (folder / name).mkdir(parents=True)
+        for i in range(24):
+            image = draw.integers(0, 120, (12, 12, 3))
+            image[..., 2 - label] += 120
+            Image.fromarray(image.astype(np.uint8)).save(folder / name / f"{i}.png")
+    return folder
+
+
+@pytest.fixture(scope="session")
+def env(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """One cache of compiled programs for all these runs."""
+    return {**os.environ, "XDG_CACHE_HOME": str(tmp_path_factory.mktemp("cache")), "SMALLVIT_FAST_ENV": "0"}
+
+
+@pytest.fixture(scope="session")
+def reference(photos: Path, env: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that nothing happened to."""
+    runs = tmp_path_factory.mktemp("runs")
+    run = subprocess.run(
+        command(photos, *QUICK, "--runs", runs, "--name", "whole", "--image-size", 12),
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert run.returncode == 0, run.stderr
+    (runs / "printed.txt").write_text(run.stdout)
+    return runs / "whole"

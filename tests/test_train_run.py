@@ -2,12 +2,10 @@
 
 import csv
 import json
-import os
 import shutil
 import signal
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -17,48 +15,7 @@ import pytest
 from PIL import Image
 from safetensors.numpy import load_file
 
-TINY = ["--model", "sl_vit_tiny_data", "--fields", "dim=16", "depth=1", "heads=2", "mlp_dim=16", "drop_path=0.1"]
-QUICK = [*TINY, "--epochs", "6", "--batch-size", "16", "--learning-rate", "0.01", "--ema", "0.9"]
-
-
-@pytest.fixture(scope="session")
-def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder of three easy classes of little coloured images."""
-    folder = tmp_path_factory.mktemp("data") / "photos"
-    draw = np.random.default_rng(0)
-    for label, name in enumerate(("blue", "green", "red")):
-        (folder / name).mkdir(parents=True)
-        for i in range(24):
-            image = draw.integers(0, 120, (12, 12, 3))
-            image[..., 2 - label] += 120
-            Image.fromarray(image.astype(np.uint8)).save(folder / name / f"{i}.png")
-    return folder
-
-
-@pytest.fixture(scope="session")
-def env(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """One cache of compiled programs for all these runs."""
-    return {**os.environ, "XDG_CACHE_HOME": str(tmp_path_factory.mktemp("cache")), "SMALLVIT_FAST_ENV": "0"}
-
-
-def command(*args: object) -> list[str]:
-    return [sys.executable, "-m", "smallvit.cli", "train", *map(str, args)]
-
-
-@pytest.fixture(scope="session")
-def reference(photos: Path, env: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run that nothing happened to."""
-    runs = tmp_path_factory.mktemp("runs")
-    run = subprocess.run(
-        command(photos, *QUICK, "--runs", runs, "--name", "whole", "--image-size", 12),
-        env=env,
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert run.returncode == 0, run.stderr
-    (runs / "printed.txt").write_text(run.stdout)
-    return runs / "whole"
+from tests.runs import QUICK, assert_same, checkpoints, command
 
 
 @pytest.mark.xdist_group("train_run")
@@ -95,10 +52,6 @@ def test_a_finished_run_is_left_alone(reference: Path, env: dict[str, str], phot
         assert run.stderr.count("\n") == 1
         assert "Traceback" not in run.stderr
     assert (reference / "result.json").read_bytes() == before
-
-
-def checkpoints(folder: Path) -> list[Path]:
-    return sorted((folder / "checkpoints").glob("*.json"))
 
 
 KILLS: dict[str, Callable[[Path], bool]] = {
@@ -138,17 +91,6 @@ def _true(condition: Callable[[Path], bool], folder: Path) -> bool:
         return condition(folder)
     except FileNotFoundError:  # it was just renamed
         return False
-
-
-def assert_same(folder: Path, reference: Path) -> None:
-    """The same model to the bit, the same figures in the table."""
-    assert (folder / "model/model.safetensors").read_bytes() == (reference / "model/model.safetensors").read_bytes()
-    tables = []
-    for run in (folder, reference):
-        with (run / "metrics.csv").open() as file:
-            rows = csv.DictReader(file)
-            tables.append([[row[k] for k in ("step", "train_loss", "train_top1", "val_loss")] for row in rows])
-    assert tables[0] == tables[1]
 
 
 @pytest.mark.xdist_group("train_run")
@@ -232,3 +174,46 @@ def test_many_devices_and_processes_train_the_same_model(
     assert again.returncode == 0, again.stderr
     assert "goes on at step" in again.stdout
     np.testing.assert_allclose(losses(folder), losses(reference), atol=2e-5)
+
+
+@pytest.mark.xdist_group("train_run")
+def test_a_comparison_is_a_table_and_goes_on(photos: Path, env: dict[str, str], tmp_path: Path):
+    out = tmp_path / "out"
+    ask = [
+        sys.executable,
+        "-m",
+        "smallvit.cli",
+        "compare",
+        photos,
+        "--ablation",
+        "spt-lsa",
+        "--models",
+        "vit_tiny_data",
+    ]
+    ask += ["--fields", "dim=16", "depth=1", "heads=2", "mlp_dim=16", "--epochs", "1", "--batch-size", "16"]
+    ask += ["--image-size", "12", "--out", out]
+    first = subprocess.run([*map(str, ask), "--seeds", "1"], env=env, capture_output=True, text=True, timeout=300)
+    assert first.returncode == 0, first.stderr
+    names = ["plain", "temperature", "mask", "LSA", "SPT", "SPT and LSA"]
+    with (out / "table.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert [row["model"] for row in rows] == names
+    parameters = {row["model"]: int(row["parameters"]) for row in rows}
+    assert parameters["temperature"] == parameters["LSA"] == parameters["plain"] + 2
+    assert parameters["mask"] == parameters["plain"]
+    # Patches of 2 x 2 with 3 channels, from four more copies, and a LayerNorm over all five.
+    assert parameters["SPT"] - parameters["plain"] == 4 * 12 * 16 + 2 * 5 * 12
+    assert "| SPT and LSA |" in first.stdout
+    assert Image.open(out / "table.png").width > 300
+
+    shutil.rmtree(out / "runs/SPT-and-LSA-0")
+    kept = (out / "runs/plain-0/result.json").stat().st_mtime_ns
+    again = subprocess.run([*map(str, ask), "--seeds", "1"], env=env, capture_output=True, text=True, timeout=300)
+    assert again.returncode == 0, again.stderr
+    assert (out / "runs/plain-0/result.json").stat().st_mtime_ns == kept
+    with (out / "table.csv").open() as file:
+        assert [row["scores"] for row in csv.DictReader(file)] == [row["scores"] for row in rows]
+
+    other = subprocess.run([*map(str, ask), "--epochs", "2"], env=env, capture_output=True, text=True, timeout=300)
+    assert other.returncode == 2
+    assert other.stderr == f"smallvit: {out} holds another comparison: choose another --out\n"

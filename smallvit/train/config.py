@@ -1,9 +1,9 @@
 """What a user can say about a training run: the library's configuration, the command line and the run's config file."""
 
 import json
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import MISSING, Field, asdict, dataclass, field, fields, replace
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 import tyro
 
@@ -12,35 +12,50 @@ from smallvit.train.recipe import RECIPES, Recipe
 
 DEFAULT_MINUTES = 5.0
 
+# What --help says of an option that need not be given: the kind of value, and what holds without it.
+Int = Annotated[int | None, tyro.conf.arg(metavar="INT", help_behavior_hint="")]
+Float = Annotated[float | None, tyro.conf.arg(metavar="FLOAT", help_behavior_hint="")]
+Text = Annotated[str | None, tyro.conf.arg(metavar="TEXT", help_behavior_hint="")]
+Folder = Annotated[Path | None, tyro.conf.arg(metavar="PATH", help_behavior_hint="")]
+Switch = Annotated[bool | None, tyro.conf.arg(metavar="True|False", help_behavior_hint="")]
+Sides = Annotated[Size | None, tyro.conf.arg(metavar="INT [INT]", help_behavior_hint="")]
+Fields = Annotated[tuple[str, ...], tyro.conf.arg(metavar="NAME=VALUE ...", help_behavior_hint="")]
+Policy = Literal["none", "randaugment", "cifar10", "svhn", "imagenet"]
+Data = Annotated[str | None, tyro.conf.Positional, tyro.conf.arg(metavar="DATA", help_behavior_hint="")]
+
 
 @dataclass(frozen=True)
 class RecipeOptions:
     """In place of what the recipe says."""
 
-    batch_size: int | None = None
-    learning_rate: float | None = None
-    weight_decay: float | None = None
-    warmup: float | None = None
+    batch_size: Int = None
+    """Images of a step."""
+    learning_rate: Float = None
+    """At its highest."""
+    weight_decay: Float = None
+    """Of AdamW."""
+    warmup: Float = None
     """Share of the steps in which the learning rate grows."""
-    clip: float | None = None
+    clip: Float = None
     """Largest norm of the gradient."""
-    ema: float | None = None
+    ema: Float = None
     """Decay of the average of the weights; 0 switches it off."""
-    repeats: int | None = None
+    repeats: Int = None
     """How often an image stands in a batch, each time augmented anew."""
-    balance: bool | None = None
+    balance: Switch = None
     """Weigh the classes so that each counts the same."""
-    flip: bool | None = None
+    flip: Switch = None
     """Mirror images; switch it off where left and right matter."""
-    policy: Literal["none", "randaugment", "cifar10", "svhn", "imagenet"] | None = None
+    policy: Annotated[Policy | None, tyro.conf.arg(metavar="|".join(get_args(Policy)), help_behavior_hint="")] = None
     """RandAugment, or one of AutoAugment's policies."""
-    mixup: float | None = None
+    mixup: Float = None
     """Probability that a batch is mixed."""
-    cutmix: float | None = None
+    cutmix: Float = None
     """Probability that a batch is cut-mixed."""
-    erasing: float | None = None
+    erasing: Float = None
     """Probability that a box of an image is erased."""
-    label_smoothing: float | None = None
+    label_smoothing: Float = None
+    """Share of the label that all classes get."""
 
     def apply(self, recipe: Recipe) -> Recipe:
         given = {name: value for name, value in vars(self).items() if value is not None}
@@ -53,12 +68,14 @@ class RecipeOptions:
 class MachineOptions:
     """Devices and machines; none of it changes the result."""
 
-    mesh: str | None = None
+    mesh: Text = None
     """Devices for images and for weights, as data=4,fsdp=2; by default all for images."""
-    coordinator: str | None = None
+    coordinator: Text = None
     """Address host:port of process 0, when several processes train one model."""
-    num_processes: int | None = None
-    process_id: int | None = None
+    num_processes: Int = None
+    """How many there are."""
+    process_id: Int = None
+    """Which one this is, from 0."""
     accumulate: int = 1
     """Parts in which a batch is worked through, when memory is short."""
     dtype: Literal["float32", "bfloat16"] = "float32"
@@ -71,11 +88,11 @@ class RunOptions:
 
     runs: Path = Path("runs")
     """Where run folders are made."""
-    name: str | None = None
+    name: Text = None
     """Of the run folder; by default the data's and the model's."""
-    data_dir: Path | None = None
+    data_dir: Folder = None
     """Where known data sets lie, or are downloaded to."""
-    cache_dir: Path | None = None
+    cache_dir: Folder = None
     """Where decoded images are kept; by default beside the run folders."""
     checkpoint_seconds: float = 60.0
     """Time between two checkpoints."""
@@ -85,19 +102,19 @@ class RunOptions:
 
 @dataclass(frozen=True)
 class TrainConfig:
-    data: Annotated[str | None, tyro.conf.Positional] = None
+    data: Data = None
     """A folder of class folders, an .npz file, or a known set; by default the embedded Fashion-MNIST subset."""
     model: str = "sl_vit_tiny_data"
     """A name from `smallvit models`; sl_ in front of any switches SPT and LSA on."""
-    fields: tuple[str, ...] = ()
+    fields: Fields = ()
     """Further fields of the model, as in dim=96 spt=false."""
     recipe: Literal["default", "paper", "keras"] = "default"
     """How to train."""
-    minutes: float | None = None
+    minutes: Float = None
     """Time for the whole run; by default 5, or the recipe's epochs."""
-    epochs: float | None = None
+    epochs: Float = None
     """Passes through the training images, in place of a time."""
-    image_size: Size | None = None
+    image_size: Sides = None
     """Side, or height and width; by default what suits the data."""
     fit: Literal["crop", "pad"] = "crop"
     """How an image of another shape becomes that size."""
@@ -105,11 +122,11 @@ class TrainConfig:
     """Of everything that is random in training."""
     split_seed: int = 0
     """Of what is held out to validate and test, where the data does not say."""
-    resume: Path | None = None
+    resume: Folder = None
     """Go on with this run folder, exactly as if it had never stopped."""
-    in_recipe: tyro.conf.OmitArgPrefixes[RecipeOptions] = field(default_factory=RecipeOptions)
-    machine: tyro.conf.OmitArgPrefixes[MachineOptions] = field(default_factory=MachineOptions)
-    run: tyro.conf.OmitArgPrefixes[RunOptions] = field(default_factory=RunOptions)
+    in_recipe: RecipeOptions = field(default_factory=RecipeOptions)
+    machine: MachineOptions = field(default_factory=MachineOptions)
+    run: RunOptions = field(default_factory=RunOptions)
 
     def __post_init__(self) -> None:
         if self.minutes is not None and self.epochs is not None:
@@ -122,6 +139,10 @@ class TrainConfig:
             raise ValueError(f"accumulate={self.machine.accumulate} must be at least 1")
         if self.recipe not in RECIPES:
             raise ValueError(f"unknown recipe {self.recipe!r}: there are {', '.join(RECIPES)}")
+        if self.resume is not None:
+            given = [each.name for each in fields(self) if getattr(self, each.name) != _default(each)]
+            if others := sorted({*given} - {"resume", "machine"}):
+                raise ValueError(f"a run goes on as it was begun: leave out {', '.join(others)}, or begin a new one")
         _ = self.full_recipe, self.model_fields  # both check what they are given
 
     @property
@@ -151,6 +172,10 @@ class TrainConfig:
                 "run": RunOptions(**{**stored["run"], **paths}),
             }
         )
+
+
+def _default(each: Field[Any]) -> Any:
+    return each.default if each.default_factory is MISSING else each.default_factory()
 
 
 def parse_field(text: str) -> tuple[str, Any]:

@@ -4,10 +4,11 @@ import hashlib
 import json
 import math
 import signal
+import statistics
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,7 @@ from smallvit.train.finish import finish
 from smallvit.train.mesh import make_mesh
 from smallvit.train.optimiser import learning_rates
 from smallvit.train.progress import Bar, Board, Reporter, duration
-from smallvit.train.run import PLAN, create_run, locked, open_run, write_metrics
+from smallvit.train.run import PLAN, check_name, create_run, locked, open_run, write_metrics
 from smallvit.train.step import Metrics, State
 from smallvit.train.trainer import Trainer
 
@@ -73,28 +74,33 @@ def train(config: TrainConfig | None = None) -> dict[str, Any]:
     join(config.machine)
     keep_compiled()
     say = Reporter(quiet=jax.process_index() != 0)
-    folder, config = _open(config)
-    with ExitStack() as stack:
-        if jax.process_index() == 0:
-            stack.enter_context(locked(folder))
+    folder = config.resume
+    if folder is not None:
+        config = replace(TrainConfig.from_json(open_run(folder)), machine=config.machine)
+    else:
+        check_name(config.run.runs, config.run.name)
+    data = load_data(
+        config.data,
+        image_size=config.image_size,
+        fit=config.fit,
+        seed=config.split_seed,
+        data_dir=config.run.data_dir,
+        cache_dir=config.run.cache_dir or config.run.runs / ".cache",
+    )
+    for line in data.notes:
+        say(line)
+    spec = Spec(config.model, len(data.classes), data.preprocess.size, config.model_fields)
+    trainer = _trainer(config, data, spec, say)
+    say(f"compiled in {duration(trainer.compile())}")
+    if folder is None:  # only now: a user's mistake leaves no folder behind
+        default = f"{data.name}-{config.model}"
+        folder = Path(agree(lambda: str(create_run(config.run.runs, config.run.name, default, config.to_json()))))
+
+    with locked(folder) if jax.process_index() == 0 else nullcontext():
         say.open_log(folder / "log.txt")
         say(f"run folder {folder}")
-        data = load_data(
-            config.data,
-            image_size=config.image_size,
-            fit=config.fit,
-            seed=config.split_seed,
-            data_dir=config.run.data_dir,
-            cache_dir=config.run.cache_dir or config.run.runs / ".cache",
-        )
-        for line in data.notes:
-            say(line)
-        spec = Spec(config.model, len(data.classes), data.preprocess.size, config.model_fields)
-        trainer = _trainer(config, data, spec, say)
-        say(f"compiled in {duration(trainer.compile())}")
         plan = _plan(config, trainer, folder, started)
         say(f"{plan.steps:,} steps, which are {plan.steps / plan.epoch:.1f} epochs")
-
         checkpoints = Checkpoints(folder / "checkpoints")
         found = checkpoints.restore(trainer.abstract_state, say)
         if found is None:
@@ -156,16 +162,27 @@ class Training:
                 self._account(history, before)
                 before = None
                 history.training += time.monotonic() - begun
-                if evaluates:
-                    row = self._evaluate(state, history, float(rates[step]))
-                    board.add(row)
-                    bar.line(row)
-                if saves:
-                    self._save(state, history)
-                    saved = time.monotonic()
+                with self._writing():
+                    if evaluates:
+                        row = self._evaluate(state, history, float(rates[step]))
+                        board.add(row)
+                        bar.line(row)
+                    if saves:
+                        self._save(state, history)
+                        saved = time.monotonic()
                 if stops:
                     raise Stopped(f"stopped at step {done:,}: `smallvit train --resume {self.folder}` goes on")
                 begun = time.monotonic()
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        """A full disk, say, ends the run in one line; the state before stays whole."""
+        try:
+            yield
+        except (OSError, ValueError) as error:  # orbax has the latter for whatever the disk says
+            reason = str(error).splitlines()[0][:200]
+            goes_on = f"`smallvit train --resume {self.folder}` goes on when that is put right"
+            raise Stopped(f"cannot write to {self.folder} ({reason}): {goes_on}") from error
 
     def _account(self, history: History, metrics: Metrics) -> None:
         loss = float(metrics.loss)
@@ -209,18 +226,6 @@ class Training:
             )
         history.seconds = self.clock()
         self.checkpoints.save(history.step, state, asdict(history))
-
-
-def _open(config: TrainConfig) -> tuple[Path, TrainConfig]:
-    """The run folder, new or to go on with, and what was asked for when it was new."""
-    if config.resume is not None:
-        stored = TrainConfig.from_json(open_run(config.resume))
-        return config.resume, replace(stored, machine=config.machine)
-    data = Path(config.data).stem if config.data else "fashion-mnist-10k"
-    folder = agree(
-        lambda: str(create_run(config.run.runs, config.run.name, f"{data}-{config.model}", config.to_json()))
-    )
-    return Path(folder), config
 
 
 def _trainer(config: TrainConfig, data: Dataset, spec: Spec, say: Reporter) -> Trainer:
@@ -273,19 +278,18 @@ def _plan(config: TrainConfig, trainer: Trainer, folder: Path, started: float) -
     return plan
 
 
-def _measure(trainer: Trainer, seconds: float = 3.0) -> tuple[float, float]:
-    """How long a step and an evaluation take, on a state that is thrown away."""
-    state, metrics = trainer.step(trainer.init(), 0, np.float32(0))
-    metrics.loss.block_until_ready()
-    begun, steps = time.monotonic(), 0
-    while steps < 3 or (time.monotonic() - begun < seconds and steps < 200):
-        state, metrics = trainer.step(state, steps, np.float32(0))
+def _measure(trainer: Trainer, seconds: float = 4.0) -> tuple[float, float]:
+    """How long a step and an evaluation take, on a state that is thrown away; the slow first steps are left out."""
+    state, begun, times = trainer.init(), time.monotonic(), []
+    while len(times) < 6 or time.monotonic() - begun < seconds:
+        before = time.monotonic()
+        state, metrics = trainer.step(state, len(times), np.float32(0))
         metrics.loss.block_until_ready()
-        steps += 1
-    per_step = (time.monotonic() - begun) / steps
-    begun = time.monotonic()
+        times.append(time.monotonic() - before)
     trainer.evaluate(state, trainer.data.val)
-    return per_step, time.monotonic() - begun
+    before = time.monotonic()
+    trainer.evaluate(state, trainer.data.val)
+    return statistics.mean(times[len(times) // 2 :]), time.monotonic() - before
 
 
 def _digest(data: Dataset) -> str:

@@ -45,7 +45,7 @@ RECIPES: dict[str, Recipe] = {
         batch_size=64,
         ema=0.99,
         clip=1.0,
-        augment=Augment(flip=True, crop_padding=2, cutmix=0.25, label_smoothing=0.1),
+        augment=Augment(flip=True, crop_padding=2, label_smoothing=0.1),
     ),
     # Lee et al., https://arxiv.org/abs/2112.13492. The rate is their ViT's; their other models take 0.001. What their
     # code calls three repetitions are three shuffled passes an epoch.

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, version
+from itertools import chain, count
 from pathlib import Path
 from typing import Any
 
@@ -17,21 +18,24 @@ from smallvit.files import read_json, write_bytes, write_json
 CONFIG, PLAN, RESULT, METRICS = "config.json", "plan.json", "result.json", "metrics.csv"
 
 
+def check_name(runs: Path, name: str | None) -> None:
+    """A folder that exists is never written into, be it a run or not."""
+    if name and (runs / name).exists():
+        raise ValueError(f"{runs / name} exists: choose another --name, or go on with it by --resume {runs / name}")
+
+
 def create_run(runs: Path, name: str | None, default: str, config: dict[str, Any]) -> Path:
-    """A new folder with the configuration in it; one that exists is never touched."""
-    names = [name] if name else [default, *(f"{default}-{i}" for i in range(2, 10_000))]
-    for each in names:
-        folder = runs / each
-        try:
-            folder.mkdir(parents=True)
-        except FileExistsError:
-            continue
-        except OSError as error:
-            raise ValueError(f"cannot make {folder}: {error.strerror}") from None
-        command = shlex.join(["smallvit", *sys.argv[1:]]) if Path(sys.argv[0]).name == "smallvit" else None
-        write_json(folder / CONFIG, {"command": command, "config": config, "versions": versions()})
-        return folder
-    raise ValueError(f"{runs / names[0]} exists: choose another --name, or go on with it by --resume {runs / names[0]}")
+    """A new folder with the configuration in it: `name`, or the first of default, default-2, ... that is free."""
+    check_name(runs, name)
+    names = chain([default], (f"{default}-{i}" for i in count(2)))
+    free = name or next(each for each in names if not (runs / each).exists())
+    try:
+        (runs / free).mkdir(parents=True)
+    except OSError as error:
+        raise ValueError(f"cannot make {runs / free}: {error.strerror}") from None
+    command = shlex.join(["smallvit", *sys.argv[1:]]) if Path(sys.argv[0]).name in ("smallvit", "cli.py") else None
+    write_json(runs / free / CONFIG, {"command": command, "config": config, "versions": versions()})
+    return runs / free
 
 
 def open_run(folder: Path) -> dict[str, Any]:

@@ -1,0 +1,27 @@
+"""What the tests of whole training runs share."""
+
+import csv
+import sys
+from pathlib import Path
+
+TINY = ["--model", "sl_vit_tiny_data", "--fields", "dim=16", "depth=1", "heads=2", "mlp_dim=16", "drop_path=0.1"]
+QUICK = [*TINY, "--epochs", "6", "--batch-size", "16", "--learning-rate", "0.01", "--ema", "0.9"]
+
+
+def command(*args: object) -> list[str]:
+    return [sys.executable, "-m", "smallvit.cli", "train", *map(str, args)]
+
+
+def checkpoints(folder: Path) -> list[Path]:
+    return sorted((folder / "checkpoints").glob("*.json"))
+
+
+def assert_same(folder: Path, reference: Path) -> None:
+    """The same model to the bit, the same figures in the table."""
+    assert (folder / "model/model.safetensors").read_bytes() == (reference / "model/model.safetensors").read_bytes()
+    tables = []
+    for run in (folder, reference):
+        with (run / "metrics.csv").open() as file:
+            rows = csv.DictReader(file)
+            tables.append([[row[k] for k in ("step", "train_loss", "train_top1", "val_loss")] for row in rows])
+    assert tables[0] == tables[1]

@@ -1,0 +1,119 @@
+"""A user's mistakes in training: one line each, an exit code, and nothing left behind."""
+
+import resource
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from smallvit import cli
+from tests.runs import QUICK, TINY, assert_same, checkpoints, command
+
+pytestmark = pytest.mark.usefixtures("as_a_user")
+
+
+def images(folder: Path, number: int) -> None:
+    folder.mkdir(parents=True)
+    for i in range(number):
+        Image.fromarray(np.full((8, 8, 3), i, np.uint8)).save(folder / f"{i}.png")
+
+
+def empty(path: Path) -> None:
+    path.mkdir()
+
+
+def one_class(path: Path) -> None:
+    images(path / "cats", 4)
+
+
+def lonely(path: Path) -> None:
+    images(path / "cats", 4)
+    images(path / "dogs", 1)
+
+
+def flat(path: Path) -> None:
+    images(path, 4)
+
+
+def fine(path: Path) -> None:
+    images(path / "cats", 4)
+    images(path / "dogs", 4)
+
+
+def label_out_of_range(path: Path) -> None:
+    np.savez(path.with_suffix(".npz"), images=np.zeros((6, 8, 8), np.uint8), labels=[0, 1, 0, 1, 0, -1])
+
+
+MISTAKES: dict[str, tuple[Callable[[Path], None] | None, list[str], str]] = {
+    "missing": (None, ["{data}"], "there is no such folder or file"),
+    "empty": (empty, ["{data}"], "{data}"),
+    "one class": (one_class, ["{data}"], "there must be 2 at least"),
+    "a class of one": (lonely, ["{data}"], "dogs"),
+    "no class folders": (flat, ["{data}"], "class"),
+    "label": (label_out_of_range, ["{data}.npz"], "-1"),
+    "a name nearly right": (None, ["cifar11"], "did you mean"),
+    "model": (fine, ["{data}", "--model", "vit_tinny_data"], "did you mean 'vit_tiny_data'"),
+    "field": (fine, ["{data}", "--fields", "dept=2"], "did you mean 'depth'"),
+    "time": (fine, ["{data}", "--minutes", "1", "--epochs", "1"], "both minutes and epochs"),
+    "mesh": (fine, ["{data}", *TINY, "--mesh", "data=3"], "mesh 'data=3' is for 3 devices, but there are 1"),
+    "batch": (fine, ["{data}", *TINY, "--batch-size", "4", "--accumulate", "3"], "must be divisible by"),
+    "resume nothing": (None, ["--resume", "{data}"], "is no folder"),
+    "resume a foreign folder": (fine, ["--resume", "{data}"], "is no run of ours"),
+    "resume otherwise": (fine, ["--resume", "{data}", "--epochs", "3"], "leave out epochs"),
+    "processes": (fine, ["{data}", "--num-processes", "2"], "belong together"),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_mistakes(mistake: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+    prepare, args, message = MISTAKES[mistake]
+    data, runs = tmp_path / "data", tmp_path / "runs"
+    if prepare is not None:
+        prepare(data)
+    monkeypatch.setenv("SMALLVIT_FAST_ENV", "0")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    args = [arg.format(data=data) for arg in args]
+    where = [] if "--resume" in args else ["--runs", str(runs)]
+    monkeypatch.setattr(sys, "argv", ["smallvit", "train", *args, *where])
+    with pytest.raises(SystemExit) as end:
+        cli.main()
+    assert end.value.code == 2
+    *_, line = capsys.readouterr().err.splitlines()
+    assert line.startswith("smallvit: ")
+    assert message.format(data=data) in line
+    assert not [path for path in runs.glob("*") if path.name != ".cache"]
+
+
+@pytest.mark.xdist_group("train_run")
+def test_a_loss_that_is_no_number_ends_the_run(photos: Path, env: dict[str, str], tmp_path: Path):
+    args = [photos, *TINY, "--epochs", 3, "--learning-rate", "1e38", "--clip", 0, "--warmup", 0, "--runs", tmp_path]
+    run = subprocess.run(command(*args), env=env, capture_output=True, text=True, timeout=300)
+    assert run.returncode == 1
+    assert "Traceback" not in run.stderr
+    assert "smaller --learning-rate" in run.stderr.splitlines()[-1]
+
+
+def no_large_files() -> None:
+    """As on a disk that is full for all but small files."""
+    resource.setrlimit(resource.RLIMIT_FSIZE, (3000, 3000))
+
+
+@pytest.mark.xdist_group("train_run")
+def test_a_full_disk_keeps_the_last_state(reference: Path, photos: Path, env: dict[str, str], tmp_path: Path):
+    env = {**env, "JAX_ENABLE_COMPILATION_CACHE": "false"}
+    args = [photos, *QUICK, "--runs", tmp_path, "--name", "full", "--image-size", 12, "--checkpoint-seconds", 0]
+    folder = tmp_path / "full"
+    run = subprocess.run(
+        command(*args), env=env, capture_output=True, text=True, timeout=300, preexec_fn=no_large_files
+    )
+    assert run.returncode == 1, run.stderr
+    assert "Traceback" not in run.stderr
+    assert f"cannot write to {folder}" in run.stderr.splitlines()[-1]
+    assert checkpoints(folder) == []
+    again = subprocess.run(command("--resume", folder), env=env, capture_output=True, text=True, timeout=300)
+    assert again.returncode == 0, again.stderr
+    assert_same(folder, reference)
