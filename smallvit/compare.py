@@ -76,19 +76,18 @@ class Variant:
 
 def compare(config: CompareConfig) -> list[dict[str, Any]]:
     """Trains every variant with every seed, and writes table.md, table.csv and table.png; returns the table's rows."""
-    variants = list(_variants(config))
-    configs = {(each, seed): _train_config(config, each, seed) for each in variants for seed in range(config.seeds)}
+    rows: dict[Variant, list[dict[str, Any]]] = {each: [] for each in variants(config)}
+    configs = {(each, seed): _train_config(config, each, seed) for each in rows for seed in range(config.seeds)}
     _claim(config)
-    rows: dict[Variant, list[dict[str, Any]]] = {each: [] for each in variants}
     # Seed by seed: a comparison that is stopped early has a whole table of fewer seeds.
     for seed in range(config.seeds):
-        for each in variants:
+        for each in rows:
             rows[each].append(_run(configs[each, seed]))
             _write(config.out, rows)
     return _table(config.out, rows)
 
 
-def _variants(config: CompareConfig) -> Iterator[Variant]:
+def variants(config: CompareConfig) -> Iterator[Variant]:
     recipes, models = config.recipes.split(","), config.models.split(",")
     for recipe in recipes:
         suffix = f" {recipe}" if len(recipes) > 1 else ""
