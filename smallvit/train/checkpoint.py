@@ -1,6 +1,9 @@
 """Checkpoints: orbax writes the arrays, from many machines too; a file beside them says that they are whole."""
 
+import errno
 import hashlib
+import logging
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -21,6 +24,7 @@ class Checkpoints:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder.absolute()
+        logging.getLogger("absl").setLevel(logging.CRITICAL)  # orbax raises its errors and prints them, too
         self._orbax = ocp.StandardCheckpointer()
 
     def save(self, step: int, state: PyTree, notes: dict[str, Any]) -> None:
@@ -28,6 +32,7 @@ class Checkpoints:
         if jax.process_index() == 0:
             self.folder.mkdir(exist_ok=True)
             self._remove(arrays)  # what a run that was killed in the middle of it left
+            self._check_room(state)
         multihost_utils.sync_global_devices("checkpoint")
         self._orbax.save(arrays, state)
         self._orbax.wait_until_finished()
@@ -49,6 +54,11 @@ class Checkpoints:
                 reason = str(error).splitlines()[0] if str(error) else type(error).__name__
                 say(f"checkpoint {arrays.name} is damaged ({reason}): going back to the one before")
         return None
+
+    def _check_room(self, state: PyTree) -> None:
+        """Before rather than when: orbax's threads complain at length about a disk that fills up under them."""
+        if shutil.disk_usage(self.folder).free < 1.1 * sum(leaf.nbytes for leaf in jax.tree.leaves(state)) + 1e6:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     def _all(self) -> list[Path]:
         return sorted(path.with_suffix("") for path in self.folder.glob("*.json"))

@@ -133,8 +133,8 @@ class Training:
         """Seconds that this run has taken so far."""
         return time.monotonic() - self.started
 
-    def run(self, state: State, history: History, stopping: threading.Event) -> None:
-        """The loop. A step is waited for only when the next one is on its way."""
+    def run(self, state: State, history: History, stopping: threading.Event, until: int | None = None) -> None:
+        """The loop, up to the end or `until` a step. A step is waited for only when the next one is on its way."""
         rates = learning_rates(self.trainer.recipe, self.plan.steps)
         alone = jax.process_count() == 1  # processes that train together save together, at evaluations
         before: Metrics | None = None
@@ -143,7 +143,7 @@ class Training:
             Bar(self.say, self.plan.steps, self.plan.epoch) as bar,
             Board(self.folder, self.config.run.tensorboard) as board,
         ):
-            for step in range(history.step, self.plan.steps):
+            for step in range(history.step, until or self.plan.steps):
                 state, metrics = self.trainer.step(state, step, rates[step])
                 if before is not None:
                     self._account(history, before)
@@ -180,7 +180,8 @@ class Training:
         try:
             yield
         except (OSError, ValueError) as error:  # orbax has the latter for whatever the disk says
-            reason = str(error).splitlines()[0][:200]
+            last = str(error).splitlines()[0].partition(" [os_error")[0].rpartition(": ")[2]
+            reason = error.strerror if isinstance(error, OSError) and error.strerror else last
             goes_on = f"`smallvit train --resume {self.folder}` goes on when that is put right"
             raise Stopped(f"cannot write to {self.folder} ({reason}): {goes_on}") from error
 

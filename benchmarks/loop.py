@@ -1,0 +1,73 @@
+"""What the training loop adds to its bare jitted step: data, augmentation's batches, accounting, the bar.
+
+    .venv/bin/python -m benchmarks.loop [--model sl_vit_tiny_data] [--rounds 5]
+
+Both sides alternate within one process, the same compiled step each; the bare side trains on one batch that is already
+on the device. Evaluations and checkpoints are not part of it.
+"""
+
+import argparse
+import tempfile
+import threading
+import time
+from pathlib import Path
+
+from smallvit.env import restart_fast
+
+restart_fast()
+
+import numpy as np
+
+from smallvit.data import load_data
+from smallvit.saved import Spec
+from smallvit.train.checkpoint import Checkpoints
+from smallvit.train.config import RunOptions, TrainConfig
+from smallvit.train.loop import History, Plan, Training
+from smallvit.train.mesh import make_mesh, spread
+from smallvit.train.progress import Reporter
+from smallvit.train.trainer import Trainer
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default="sl_vit_tiny_data")
+    parser.add_argument("--rounds", type=int, default=5)
+    args = parser.parse_args()
+
+    data = load_data()
+    config = TrainConfig(model=args.model, run=RunOptions(checkpoint_seconds=1e9))
+    recipe = config.full_recipe
+    spec = Spec(config.model, len(data.classes), data.preprocess.size, {})
+    trainer = Trainer(spec.create(), recipe, data, make_mesh(), recipe.batch_size, 0, 1)
+    trainer.compile()
+    steps = len(data.train) // recipe.batch_size
+    images = spread(trainer.mesh, recipe.batch_size, lambda part: data.train.images[: recipe.batch_size][part])
+    labels = spread(trainer.mesh, recipe.batch_size, lambda part: data.train.labels[: recipe.batch_size][part])
+    folder = Path(tempfile.mkdtemp())
+
+    def bare() -> None:
+        state = trainer.init()
+        for _ in range(steps):
+            state, metrics = trainer._step(state, images, labels, trainer._key, np.float32(1e-3))
+        metrics.loss.block_until_ready()
+
+    def loop() -> None:
+        # One step more than is run: the loop's evaluation and checkpoint at the end are not wanted here.
+        plan = Plan(steps + 1, recipe.batch_size, 1e9, 1e9, "")
+        training = Training(config, folder, trainer, spec, plan, Checkpoints(folder), Reporter(quiet=True), 0.0)
+        training.run(trainer.init(), History(), threading.Event(), until=steps)
+
+    times: dict[str, list[float]] = {"bare": [], "loop": []}
+    for _ in range(args.rounds + 1):
+        for name, run in (("bare", bare), ("loop", loop)):
+            begun = time.perf_counter()
+            run()
+            times[name].append(time.perf_counter() - begun)
+    best = {name: min(each[1:]) for name, each in times.items()}  # the first round warms up
+    for name, seconds in best.items():
+        print(f"{name}: {steps * recipe.batch_size / seconds:,.0f} images/s, best of {args.rounds} epochs")
+    print(f"the loop runs at {100 * best['bare'] / best['loop']:.1f} % of the bare step")
+
+
+if __name__ == "__main__":
+    main()
