@@ -1,6 +1,7 @@
 """Vision transformers that learn from small image data sets, from scratch, in JAX and Flax."""
 
 from smallvit.convert.load import load_pretrained
+from smallvit.export import export_model
 from smallvit.layers import SPT, PatchMerger, resample_positions
 from smallvit.models import (
     CaiT,
@@ -21,6 +22,7 @@ from smallvit.models import (
     ViT,
 )
 from smallvit.registry import create_model, list_models
+from smallvit.saved import from_pretrained
 
 __version__ = "0.1.0"
 
@@ -44,6 +46,8 @@ __all__ = [
     "TwinsSVT",
     "ViT",
     "create_model",
+    "export_model",
+    "from_pretrained",
     "list_models",
     "load_pretrained",
     "resample_positions",

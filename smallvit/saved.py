@@ -46,14 +46,18 @@ def save_model(folder: Path, spec: Spec, variables: PyTree, classes: tuple[str, 
     """Writes the folder, or writes over the weights of the same model in it."""
     folder.mkdir(parents=True, exist_ok=True)
     arrays = {path: np.asarray(leaf) for path, leaf in by_path(variables).items()}
-    config = {
+    write_json(folder / CONFIG, describe(spec, classes, preprocess))
+    write_bytes(folder / WEIGHTS, save(arrays))
+
+
+def describe(spec: Spec, classes: tuple[str, ...], preprocess: Preprocess) -> dict[str, Any]:
+    """What config.json holds."""
+    return {
         "format": "smallvit",
         "model": {**vars(spec), "image_size": list(spec.image_size)},
         "classes": list(classes),
         "preprocess": preprocess.to_json(),
     }
-    write_json(folder / CONFIG, config)
-    write_bytes(folder / WEIGHTS, save(arrays))
 
 
 def from_pretrained(path: str | Path) -> Saved:
