@@ -2,6 +2,7 @@
 
 from smallvit.convert.load import load_pretrained
 from smallvit.export import export_model
+from smallvit.hub import pull, push
 from smallvit.layers import SPT, PatchMerger, resample_positions
 from smallvit.models import (
     CaiT,
@@ -21,6 +22,7 @@ from smallvit.models import (
     TwinsSVT,
     ViT,
 )
+from smallvit.nnx import to_nnx
 from smallvit.registry import create_model, list_models
 from smallvit.saved import from_pretrained
 
@@ -50,5 +52,8 @@ __all__ = [
     "from_pretrained",
     "list_models",
     "load_pretrained",
+    "pull",
+    "push",
     "resample_positions",
+    "to_nnx",
 ]

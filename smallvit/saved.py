@@ -60,12 +60,18 @@ def describe(spec: Spec, classes: tuple[str, ...], preprocess: Preprocess) -> di
     }
 
 
-def from_pretrained(path: str | Path) -> Saved:
-    """The model of a run folder or of a model folder, with its weights, class names and preprocessing."""
+def model_folder(path: str | Path) -> Path:
+    """The model folder that a path means: that of a run folder, or itself."""
     folder = Path(path)
     folder = folder / "model" if (folder / "model" / CONFIG).exists() else folder
     if not (folder / CONFIG).exists():
         raise ValueError(f"{path} holds no model: give a run folder, or a folder with {CONFIG} and {WEIGHTS}")
+    return folder
+
+
+def from_pretrained(path: str | Path) -> Saved:
+    """The model of a run folder or of a model folder, with its weights, class names and preprocessing."""
+    folder = model_folder(path)
     config = read_json(folder / CONFIG)
     if config.get("format") != "smallvit":
         raise ValueError(f"{folder / CONFIG} was not written by smallvit: give a run folder or its model/")
