@@ -1,6 +1,8 @@
 """Vision transformers that learn from small image data sets, from scratch, in JAX and Flax."""
 
 from smallvit.convert.load import load_pretrained
+from smallvit.export import export_model
+from smallvit.hub import pull, push
 from smallvit.layers import SPT, PatchMerger, resample_positions
 from smallvit.models import (
     CaiT,
@@ -20,7 +22,9 @@ from smallvit.models import (
     TwinsSVT,
     ViT,
 )
+from smallvit.nnx import to_nnx
 from smallvit.registry import create_model, list_models
+from smallvit.saved import from_pretrained
 
 __version__ = "0.1.0"
 
@@ -44,7 +48,12 @@ __all__ = [
     "TwinsSVT",
     "ViT",
     "create_model",
+    "export_model",
+    "from_pretrained",
     "list_models",
     "load_pretrained",
+    "pull",
+    "push",
     "resample_positions",
+    "to_nnx",
 ]

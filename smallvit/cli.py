@@ -3,7 +3,8 @@
 import errno
 import os
 import sys
-from typing import Annotated
+from pathlib import Path
+from typing import Annotated, Literal
 
 import tyro
 from rich.console import Console
@@ -74,9 +75,29 @@ def compare(config: Annotated[CompareConfig, tyro.conf.arg(name="")]) -> None:
     print(f"\n{markdown(table)}\n{config.out}/table.md, .csv and .png have it, {config.out}/runs the runs")
 
 
+def export(
+    run: Annotated[Path, tyro.conf.Positional],
+    /,
+    format: Literal["safetensors", "stablehlo", "onnx"],
+    out: Path | None = None,
+) -> None:
+    """Write a trained model for other programs, checked against the original.
+
+    Args:
+        run: A run folder or a model folder.
+        format: Weights alone, a program for JAX, or a program for ONNX runtimes.
+        out: The file to write; export/model.FORMAT in the folder if not given.
+    """
+    from smallvit.export import TOLERANCE, export_model
+
+    path = export_model(run, format, out)
+    size = path.stat().st_size / 2**20
+    print(f"{path} ({size:.1f} MiB) gives the model's logits to {TOLERANCE:g}; {path.name}.json says how to use it")
+
+
 def main() -> None:
     restart_fast()
-    commands = {"train": train, "compare": compare, "models": models}
+    commands = {"train": train, "compare": compare, "models": models, "export": export}
     try:
         tyro.extras.subcommand_cli_from_dict(
             commands,

@@ -46,22 +46,32 @@ def save_model(folder: Path, spec: Spec, variables: PyTree, classes: tuple[str, 
     """Writes the folder, or writes over the weights of the same model in it."""
     folder.mkdir(parents=True, exist_ok=True)
     arrays = {path: np.asarray(leaf) for path, leaf in by_path(variables).items()}
-    config = {
+    write_json(folder / CONFIG, describe(spec, classes, preprocess))
+    write_bytes(folder / WEIGHTS, save(arrays))
+
+
+def describe(spec: Spec, classes: tuple[str, ...], preprocess: Preprocess) -> dict[str, Any]:
+    """What config.json holds."""
+    return {
         "format": "smallvit",
         "model": {**vars(spec), "image_size": list(spec.image_size)},
         "classes": list(classes),
         "preprocess": preprocess.to_json(),
     }
-    write_json(folder / CONFIG, config)
-    write_bytes(folder / WEIGHTS, save(arrays))
 
 
-def from_pretrained(path: str | Path) -> Saved:
-    """The model of a run folder or of a model folder, with its weights, class names and preprocessing."""
+def model_folder(path: str | Path) -> Path:
+    """The model folder that a path means: that of a run folder, or itself."""
     folder = Path(path)
     folder = folder / "model" if (folder / "model" / CONFIG).exists() else folder
     if not (folder / CONFIG).exists():
         raise ValueError(f"{path} holds no model: give a run folder, or a folder with {CONFIG} and {WEIGHTS}")
+    return folder
+
+
+def from_pretrained(path: str | Path) -> Saved:
+    """The model of a run folder or of a model folder, with its weights, class names and preprocessing."""
+    folder = model_folder(path)
     config = read_json(folder / CONFIG)
     if config.get("format") != "smallvit":
         raise ValueError(f"{folder / CONFIG} was not written by smallvit: give a run folder or its model/")

@@ -1,0 +1,174 @@
+"""Models for other programs: every architecture, read again and compared; a user's mistakes."""
+
+import json
+import sys
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from safetensors import safe_open
+
+import smallvit
+from smallvit import cli
+from smallvit import export as exporting
+from smallvit.data import Preprocess
+from smallvit.predict import Predictor
+from smallvit.saved import Saved, Spec, save_model
+from tests.cases import CASES, Case
+
+SPEC = Spec("sl_vit_tiny_data", 3, (8, 12), dict(dim=16, depth=1, heads=2, mlp_dim=16, patch_size=4))
+PREPROCESS = Preprocess((8, 12), 3, "pad", (0.5, 0.4, 0.3), (0.2, 0.2, 0.2))
+# One row a class, and the ways of the ViT that have layers of their own.
+ROWS = {case.cls: name for name, case in reversed(CASES.items())}
+ARCHITECTURES = sorted({*ROWS.values(), "vit_parallel", "vit_merger"})
+
+
+def images(number: int = 5) -> np.ndarray:
+    return np.random.default_rng(1).integers(0, 256, (number, 8, 12, 3)).astype(np.uint8)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("model")
+    variables = jax.jit(SPEC.create().init)(jax.random.key(0), jnp.zeros((1, 8, 12, 3)))
+    save_model(folder, SPEC, variables, ("a", "b", "c"), PREPROCESS)
+    return folder
+
+
+def saved(case: Case) -> Saved:
+    model = case.make(spt=True, lsa=True)
+    variables = jax.jit(model.init)(jax.random.key(0), jnp.zeros((1, *case.size, case.channels)))
+    preprocess = Preprocess(case.size, case.channels, "crop", (0.5,) * case.channels, (0.25,) * case.channels)
+    spec = Spec(case.cls.__name__, 7, case.size, {})
+    return Saved(model, variables, tuple("abcdefg"), preprocess, spec)
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_stablehlo_of_every_architecture(name: str):
+    pytest.importorskip("flatbuffers")
+    assert exporting.convert(saved(CASES[name]), "stablehlo")
+
+
+# Every architecture can; a row that could not would be named here, with the operation that ONNX lacks.
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_onnx_of_every_architecture(name: str):
+    pytest.importorskip("jax2onnx")
+    pytest.importorskip("onnxruntime")
+    assert exporting.convert(saved(CASES[name]), "onnx")
+
+
+def test_a_stablehlo_file_predicts_alone(folder: Path, tmp_path: Path):
+    pytest.importorskip("flatbuffers")
+    path = smallvit.export_model(folder, "stablehlo", tmp_path / "out" / "m.stablehlo")
+    program = jax.export.deserialize(bytearray(path.read_bytes()))
+    assert program.platforms == ("cpu", "cuda", "tpu")
+    probabilities = jax.nn.softmax(program.call(images()), axis=-1)
+    np.testing.assert_allclose(probabilities, Predictor(folder)(images()), atol=1e-5)
+    facts = json.loads((tmp_path / "out" / "m.stablehlo.json").read_text())
+    assert facts["classes"] == ["a", "b", "c"]
+    assert Preprocess.from_json(facts["preprocess"]) == PREPROCESS
+    assert facts["input"] == {"name": "images", "type": "uint8", "shape": ["batch", 8, 12, 3]}
+    assert facts["output"] == {"name": "logits", "type": "float32", "shape": ["batch", 3]}
+
+
+def test_an_onnx_file_predicts_alone(folder: Path, tmp_path: Path):
+    pytest.importorskip("jax2onnx")
+    onnxruntime = pytest.importorskip("onnxruntime")
+    session = onnxruntime.InferenceSession(smallvit.export_model(folder, "onnx", tmp_path / "m.onnx"))
+    (logits,) = session.run(None, {"images": images()})
+    np.testing.assert_allclose(jax.nn.softmax(logits, axis=-1), Predictor(folder)(images()), atol=1e-5)
+    metadata = session.get_modelmeta().custom_metadata_map
+    assert json.loads(metadata["classes"]) == ["a", "b", "c"]
+    assert Preprocess.from_json(json.loads(metadata["preprocess"])) == PREPROCESS
+
+
+def test_safetensors_have_weights_and_facts_in_one_file(folder: Path, tmp_path: Path):
+    path = smallvit.export_model(folder, "safetensors", tmp_path / "m.safetensors")
+    with safe_open(path, "numpy") as file:
+        assert json.loads(file.metadata()["config"]) == json.loads((folder / "config.json").read_text())
+    model = SPEC.create()
+    variables = smallvit.load_pretrained(model, path)
+    jax.tree.map(np.testing.assert_array_equal, variables, smallvit.from_pretrained(folder).variables)
+
+
+def test_what_is_trained_in_bfloat16_is_exported_in_float32(folder: Path, tmp_path: Path):
+    pytest.importorskip("flatbuffers")
+    whole = smallvit.from_pretrained(folder)
+    half = Saved(whole.model.clone(dtype=jnp.bfloat16), whole.variables, whole.classes, whole.preprocess, whole.spec)
+    program = jax.export.deserialize(bytearray(exporting.convert(half, "stablehlo")))
+    probabilities = jax.nn.softmax(program.call(images()), axis=-1)
+    np.testing.assert_allclose(probabilities, Predictor(whole)(images()), atol=1e-5)
+
+
+@pytest.mark.usefixtures("as_a_user")
+def test_an_export_that_is_not_equal_is_not_written(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    read = exporting._read_safetensors
+    monkeypatch.setattr(
+        exporting, "_read_safetensors", lambda *args: lambda images: read(*args)(images) + np.float32(1e-2)
+    )
+    with pytest.raises(ValueError, match=r"off by 0\.01 from the model, more than 0\.0001: nothing is written"):
+        smallvit.export_model(folder, "safetensors", tmp_path / "m.safetensors")
+    assert list(tmp_path.iterdir()) == []
+
+
+MISTAKES: dict[str, tuple[list[str], str]] = {
+    "no folder": (["{tmp}/none", "--format", "onnx"], "{tmp}/none holds no model"),
+    "a folder without a model": (["{tmp}", "--format", "stablehlo"], "{tmp} holds no model"),
+    "ending": (
+        ["{model}", "--format", "onnx", "--out", "{tmp}/m.bin"],
+        "{tmp}/m.bin is for onnx and must end in .onnx",
+    ),
+    "out is a folder": (
+        ["{model}", "--format", "safetensors", "--out", "{tmp}/folder.safetensors"],
+        "{tmp}/folder.safetensors is a folder",
+    ),
+    "below a file": (
+        ["{model}", "--format", "safetensors", "--out", "{tmp}/file/m.safetensors"],
+        "cannot write to {tmp}/file",
+    ),
+    "no onnx": (["{model}", "--format", "onnx", "--out", "{tmp}/m.onnx"], "pip install 'smallvit[onnx]'"),
+    "no flatbuffers": (
+        ["{model}", "--format", "stablehlo", "--out", "{tmp}/m.stablehlo"],
+        "pip install 'smallvit[stablehlo]'",
+    ),
+}
+
+
+@pytest.mark.usefixtures("as_a_user")
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_mistakes(
+    mistake: str, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    args, message = MISTAKES[mistake]
+    (tmp_path / "folder.safetensors").mkdir()
+    (tmp_path / "file").write_text("")
+    before = sorted(tmp_path.rglob("*"))
+    for package in ("onnx", "flatbuffers"):
+        monkeypatch.setitem(sys.modules, package, None)  # as if not installed
+    monkeypatch.setenv("SMALLVIT_FAST_ENV", "0")
+    args = [arg.format(tmp=tmp_path, model=folder) for arg in args]
+    monkeypatch.setattr(sys, "argv", ["smallvit", "export", *args])
+    with pytest.raises(SystemExit) as end:
+        cli.main()
+    assert end.value.code == 2
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    (line,) = printed.err.splitlines()
+    assert line.startswith("smallvit: ")
+    assert message.format(tmp=tmp_path) in line
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_the_command_writes_into_the_folder(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    monkeypatch.setenv("SMALLVIT_FAST_ENV", "0")
+    monkeypatch.setattr(sys, "argv", ["smallvit", "export", str(folder), "--format", "safetensors"])
+    cli.main()
+    assert capsys.readouterr().out.startswith(f"{folder}/export/model.safetensors (")
+    assert sorted(path.name for path in (folder / "export").iterdir()) == [
+        "model.safetensors",
+        "model.safetensors.json",
+    ]
