@@ -1,0 +1,50 @@
+"""A tiny model whose answers are known, and images for it; for the tests of `smallvit serve`."""
+
+import io
+import struct
+import zlib
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from PIL import Image
+
+from smallvit.data import Preprocess
+from smallvit.saved import Spec, save_model
+
+CLASSES = ("blue", "green", "red")
+
+
+def save_tiny(folder: Path) -> None:
+    spec = Spec("sl_vit_tiny_data", 3, (12, 12), dict(dim=16, depth=2, heads=2, mlp_dim=16, patch_size=4))
+    variables = jax.jit(spec.create().init)(jax.random.key(0), jnp.zeros((1, 12, 12, 3)))
+    save_model(folder, spec, variables, CLASSES, Preprocess((12, 12), 3, "crop", (0.5,) * 3, (0.25,) * 3))
+
+
+def photo(seed: int = 0, kind: str = "png", size: tuple[int, int] = (12, 12)) -> bytes:
+    file = io.BytesIO()
+    pixels = np.random.default_rng(seed).integers(0, 256, (*size, 3)).astype(np.uint8)
+    Image.fromarray(pixels).save(file, kind)
+    return file.getvalue()
+
+
+def bomb(side: int = 60_000) -> bytes:
+    """A PNG of a few bytes that says it is huge."""
+
+    def chunk(kind: bytes, body: bytes) -> bytes:
+        return struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
+
+    start = chunk(b"IHDR", struct.pack(">IIBBBBB", side, side, 8, 2, 0, 0, 0))
+    return b"\x89PNG\r\n\x1a\n" + start + chunk(b"IDAT", zlib.compress(bytes(1000))) + chunk(b"IEND", b"")
+
+
+BROKEN = {
+    "truncated": photo(size=(40, 40))[:900],
+    "text": b"this is not an image" * 10,
+    "bomb": bomb(),
+    "zeros": bytes(2000),
+    "html": b"<!DOCTYPE html><script>alert(1)</script>",
+    "svg": b'<svg xmlns="http://www.w3.org/2000/svg"><image href="file:///etc/passwd"/></svg>',
+    "eps": b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 10 10\n(/etc/passwd) run\n",
+}
