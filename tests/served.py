@@ -1,8 +1,14 @@
 """A tiny model whose answers are known, and images for it; for the tests of `smallvit serve`."""
 
 import io
+import os
+import signal
 import struct
+import subprocess
+import sys
 import zlib
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 import jax
@@ -48,3 +54,23 @@ BROKEN = {
     "svg": b'<svg xmlns="http://www.w3.org/2000/svg"><image href="file:///etc/passwd"/></svg>',
     "eps": b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 10 10\n(/etc/passwd) run\n",
 }
+
+
+@contextmanager
+def serving(run: Path, *args: object, env: Mapping[str, str] = os.environ) -> Iterator[tuple[str, int]]:
+    """The command itself, on a free port: its address and its process."""
+    command = [sys.executable, "-m", "smallvit.cli", "serve", str(run), "--port", "0", *map(str, args)]
+    with subprocess.Popen(command, env=env, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        try:
+            lines = [process.stdout.readline() for _ in range(2)]
+            assert lines[1].endswith(" is ready; Ctrl-C ends it\n"), lines
+            yield lines[1].split()[0], process.pid
+        finally:
+            process.send_signal(signal.SIGINT)
+            try:
+                process.wait(20)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                raise
+    assert process.returncode == 0
