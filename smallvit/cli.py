@@ -3,6 +3,7 @@
 import errno
 import os
 import sys
+from math import isfinite
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -11,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from smallvit.compare import CompareConfig
-from smallvit.env import restart_fast
+from smallvit.env import keep_compiled, restart_fast
 from smallvit.train import Stopped, TrainConfig
 
 
@@ -95,9 +96,45 @@ def export(
     print(f"{path} ({size:.1f} MiB) gives the model's logits to {TOLERANCE:g}; {path.name}.json says how to use it")
 
 
+def serve(
+    run: Annotated[Path, tyro.conf.Positional],
+    /,
+    host: str = "127.0.0.1",
+    port: int = 8000,
+    examples: Path | None = None,
+    upload_mb: float = 32,
+    images: int = 64,
+    queue: int = 256,
+    seconds: float = 30,
+) -> None:
+    """Serve a trained model: a page to try it in a browser, and JSON for programs.
+
+    Args:
+        run: A run folder, or its model/.
+        host: The address to listen on; 0.0.0.0 lets other machines in.
+        port: The port to listen on; 0 takes any that is free.
+        examples: A folder with images that the page offers to try.
+        upload_mb: The most megabytes of one request.
+        images: The most images of one request.
+        queue: The most images that may wait for an answer.
+        seconds: The longest that an upload, and that an answer, may take.
+    """
+    try:
+        from smallvit.serve import Limits
+        from smallvit.serve import serve as serve_model
+    except ModuleNotFoundError as error:
+        if error.name not in ("starlette", "uvicorn", "python_multipart"):
+            raise
+        raise ValueError(f"{error.name} is needed to serve a model: pip install 'smallvit[serve]'") from None
+    keep_compiled()
+    upload = int(upload_mb * 2**20) if isfinite(upload_mb) else 0
+    limits = Limits(upload=upload, memory=max(8 * upload, 1), images=images, queue=queue, seconds=seconds)
+    serve_model(run, host=host, port=port, examples=examples, limits=limits)
+
+
 def main() -> None:
     restart_fast()
-    commands = {"train": train, "compare": compare, "models": models, "export": export}
+    commands = {"train": train, "compare": compare, "models": models, "export": export, "serve": serve}
     try:
         tyro.extras.subcommand_cli_from_dict(
             commands,

@@ -164,7 +164,18 @@ class _Seen:
         return all(len(shape) == 4 and shape[2:] in ((n, n), (n - 1, n - 1), (1, n)) for shape in self.maps.values())
 
 
+_watched: dict[tuple[Any, ...], _Seen] = {}
+
+
 def _watch(model: Classifier, variables: Variables, images: Images) -> _Seen:
+    """Once for each model and shape: tracing takes far longer than computing a small model's maps."""
+    key = model, images.shape, images.dtype
+    if key not in _watched:
+        _watched[key] = _trace(model, variables, images)
+    return _watched[key]
+
+
+def _trace(model: Classifier, variables: Variables, images: Images) -> _Seen:
     seen, merged = _Seen(), False
 
     def watch(call: Any, args: tuple, kwargs: dict, context: nn.module.InterceptorContext) -> Any:

@@ -1,0 +1,105 @@
+"""Many clients at once against `smallvit serve`, on this machine: that nothing fails, and how long answers take.
+
+python -m benchmarks.serve_load RUN --clients 200 --requests 4000
+"""
+
+import argparse
+import asyncio
+from collections import Counter, defaultdict
+from pathlib import Path
+from time import perf_counter
+from typing import NamedTuple
+
+import httpx2
+import numpy as np
+
+from tests.served import BROKEN, photo, serving
+
+# Of a hundred requests; what each should be answered with.
+MIX = {"predict": (80, 200), "form of 4": (5, 200), "explain": (3, 200), "broken": (9, 422), "empty": (2, 422)}
+MIX["too large"] = (1, 413)
+IMAGE = {"Content-Type": "image/png"}
+
+
+class Answer(NamedTuple):
+    kind: str
+    status: int
+    seconds: float
+
+
+async def load(address: str, *, clients: int, requests: int, seed: int = 0) -> list[Answer]:
+    """`requests` in all, each client sending its next one when the last is answered; stops by itself."""
+    draw = np.random.default_rng(seed)
+    shares = np.array([share for share, _ in MIX.values()])
+    todo = iter([(str(kind), i) for i, kind in enumerate(draw.choice(list(MIX), requests, p=shares / shares.sum()))])
+    photos = [photo(seed, kind, (64, 64)) for seed in range(16) for kind in ("png", "jpeg")]
+    broken = list(BROKEN.values())
+    too_large = bytes(httpx2.get(f"{address}/model").json()["limits"]["upload"] + 1)
+    answers = []
+
+    async def one(http: httpx2.AsyncClient, kind: str, i: int) -> int:
+        image = photos[i % len(photos)]
+        if kind == "form of 4":
+            files = [("image", (f"{j}.png", photos[(i + j) % len(photos)], "image/png")) for j in range(4)]
+            return (await http.post("/predict", files=files)).status_code
+        content = {"broken": broken[i % len(broken)], "empty": b"", "too large": too_large}.get(kind, image)
+        path = "/explain" if kind == "explain" else "/predict"
+        return (await http.post(path, content=content, headers=IMAGE)).status_code
+
+    async def client(http: httpx2.AsyncClient) -> None:
+        for kind, i in todo:
+            start = perf_counter()
+            status = await one(http, kind, i)
+            answers.append(Answer(kind, status, perf_counter() - start))
+
+    connections = httpx2.Limits(max_connections=clients, max_keepalive_connections=clients)
+    async with httpx2.AsyncClient(base_url=address, timeout=60, trust_env=False, limits=connections) as http:
+        await asyncio.gather(*(client(http) for _ in range(clients)))
+    return answers
+
+
+def failures(answers: list[Answer]) -> Counter[tuple[str, int]]:
+    """What was answered otherwise than it should be, by kind and status."""
+    return Counter((answer.kind, answer.status) for answer in answers if answer.status != MIX[answer.kind][1])
+
+
+def memory(process: int, name: str = "VmRSS") -> float:
+    """In megabytes, as Linux counts it."""
+    lines = Path(f"/proc/{process}/status").read_text().splitlines()
+    return next(int(line.split()[1]) / 1024 for line in lines if line.startswith(name))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("run", type=Path)
+    parser.add_argument("--clients", type=int, default=200)
+    parser.add_argument("--requests", type=int, default=4000)
+    options = parser.parse_args()
+    with serving(options.run) as (address, process):
+        asyncio.run(load(address, clients=options.clients, requests=options.clients, seed=1))  # every path once
+        before = memory(process)
+        start = perf_counter()
+        answers = asyncio.run(load(address, clients=options.clients, requests=options.requests))
+        seconds = perf_counter() - start
+        health = httpx2.get(f"{address}/health").json()
+        after, most = memory(process), memory(process, "VmHWM")
+    rate = len(answers) / seconds
+    print(f"{len(answers)} requests of {options.clients} clients in {seconds:.1f} s, {rate:.0f} a second")
+    print(f"{health['images']} images in {health['batches']} batches")
+    times = defaultdict(list)
+    for answer in answers:
+        times[answer.kind].append(1000 * answer.seconds)
+    print(f"{'milliseconds':12} {'requests':>9} {'median':>8} {'90 %':>8} {'99 %':>8} {'most':>8}")
+    for kind in MIX:
+        if times[kind]:
+            row = np.percentile(times[kind], [50, 90, 99, 100])
+            print(f"{kind:12} {len(times[kind]):9} " + " ".join(f"{value:8.0f}" for value in row))
+    print(f"the server's memory: {before:.0f} MB before, {after:.0f} MB after, {most:.0f} MB at most")
+    assert len(answers) == options.requests
+    assert not failures(answers), failures(answers)
+    assert health["waiting"] == 0, health
+    print("no failure")
+
+
+if __name__ == "__main__":
+    main()
