@@ -1,6 +1,8 @@
 """Vision transformers that learn from small image data sets, from scratch, in JAX and Flax."""
 
+from smallvit.compare import CompareConfig, compare
 from smallvit.convert.load import load_pretrained
+from smallvit.env import fast_env
 from smallvit.export import export_model
 from smallvit.hub import pull, push
 from smallvit.layers import SPT, PatchMerger, resample_positions
@@ -25,12 +27,14 @@ from smallvit.models import (
 from smallvit.nnx import to_nnx
 from smallvit.registry import create_model, list_models
 from smallvit.saved import from_pretrained
+from smallvit.train import TrainConfig, train
 
 __version__ = "0.1.0"
 
 __all__ = [
     "SPT",
     "CaiT",
+    "CompareConfig",
     "CrossFormer",
     "CrossViT",
     "CvT",
@@ -45,10 +49,13 @@ __all__ = [
     "SimpleViT",
     "Swin",
     "T2TViT",
+    "TrainConfig",
     "TwinsSVT",
     "ViT",
+    "compare",
     "create_model",
     "export_model",
+    "fast_env",
     "from_pretrained",
     "list_models",
     "load_pretrained",
@@ -56,4 +63,5 @@ __all__ = [
     "push",
     "resample_positions",
     "to_nnx",
+    "train",
 ]
