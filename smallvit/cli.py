@@ -77,7 +77,7 @@ def compare(config: Annotated[CompareConfig, tyro.conf.arg(name="")]) -> None:
 
 
 def export(
-    run: Annotated[Path, tyro.conf.Positional],
+    run: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")],
     /,
     format: Literal["safetensors", "stablehlo", "onnx"],
     out: Path | None = None,

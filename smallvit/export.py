@@ -5,6 +5,7 @@ float32, whatever the model was trained in.
 """
 
 import json
+import logging
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -113,6 +114,8 @@ def _read_stablehlo(saved: Saved, content: bytes) -> Call:
 def _onnx(saved: Saved, predict: Callable[[Array], Array]) -> bytes:
     onnx, jax2onnx = (need(package, "an ONNX export", "onnx") for package in ("onnx", "jax2onnx"))
     need("onnxruntime", "an ONNX export", "onnx")
+    # Of each inner value whose type it leaves open, which a runtime infers, it would print a line.
+    logging.getLogger("onnx_ir").setLevel(logging.ERROR)
     shape = (*export.symbolic_shape("batch"), *saved.preprocess.size, saved.preprocess.channels)
     program = jax2onnx.to_onnx(
         predict,

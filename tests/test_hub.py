@@ -4,7 +4,6 @@ import json
 import shutil
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -31,6 +30,12 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+class Url(str):
+    @property
+    def repo_id(self) -> str:
+        return self.removeprefix("https://huggingface.co/")
+
+
 class Hub:
     """As much of huggingface_hub as we call, with a folder for the hub."""
 
@@ -40,17 +45,10 @@ class Hub:
     def HfApi(self) -> "Hub":
         return self
 
-    def create_repo(self, repo_id: str, *, private: bool, exist_ok: bool) -> SimpleNamespace:
+    def create_repo(self, repo_id: str, *, private: bool, exist_ok: bool) -> "Url":
         assert exist_ok
         self.private = private
-        (self.root / "me" / repo_id).mkdir(parents=True, exist_ok=True)
-
-        class Url(str):
-            repo_id: str
-
-        url = Url(f"https://huggingface.co/me/{repo_id}")
-        url.repo_id = f"me/{repo_id}"
-        return url  # type: ignore[return-value]
+        return Url(f"https://huggingface.co/{repo_id if '/' in repo_id else f'me/{repo_id}'}")
 
     def upload_folder(self, *, repo_id: str, folder_path: str, commit_message: str) -> None:
         shutil.copytree(folder_path, self.root / repo_id, dirs_exist_ok=True)
@@ -132,3 +130,19 @@ def test_mistakes_are_one_line(run: Path, hub: Hub, tmp_path: Path, monkeypatch:
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)  # as if not installed
     assert message(smallvit.push, run, "pets") == "pushing to pets needs huggingface_hub: pip install 'smallvit[hub]'"
     assert message(smallvit.pull, "pets") == "pulling pets needs huggingface_hub: pip install 'smallvit[hub]'"
+
+
+def test_the_library_page_runs(
+    run: Path, hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    page = (Path(__file__).parents[1] / "docs" / "library.md").read_text()
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(run, "runs/pets")
+    Image.fromarray(np.zeros((20, 30, 3), np.uint8)).save("photo.jpg")
+    names: dict = {}
+    for block in page.split("```python\n")[1:]:
+        exec(block.split("```")[0], names)
+    printed = capsys.readouterr().out
+    assert all(name in printed for name in CLASSES)
+    np.testing.assert_allclose(names["same"], names["logits"], atol=1e-6)
+    assert Path("pets.safetensors").exists()
