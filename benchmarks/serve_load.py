@@ -77,12 +77,14 @@ def main() -> None:
     options = parser.parse_args()
     with serving(options.run) as (address, process):
         asyncio.run(load(address, clients=options.clients, requests=options.clients, seed=1))  # every path once
-        before = memory(process)
-        start = perf_counter()
-        answers = asyncio.run(load(address, clients=options.clients, requests=options.requests))
-        seconds = perf_counter() - start
+        used, answers, seconds = [memory(process)], [], 0.0
+        for half in (options.requests // 2, options.requests - options.requests // 2):
+            start = perf_counter()
+            answers += asyncio.run(load(address, clients=options.clients, requests=half, seed=len(answers)))
+            seconds += perf_counter() - start
+            used.append(memory(process))
         health = httpx2.get(f"{address}/health").json()
-        after, most = memory(process), memory(process, "VmHWM")
+        most = memory(process, "VmHWM")
     rate = len(answers) / seconds
     print(f"{len(answers)} requests of {options.clients} clients in {seconds:.1f} s, {rate:.0f} a second")
     print(f"{health['images']} images in {health['batches']} batches")
@@ -94,7 +96,8 @@ def main() -> None:
         if times[kind]:
             row = np.percentile(times[kind], [50, 90, 99, 100])
             print(f"{kind:12} {len(times[kind]):9} " + " ".join(f"{value:8.0f}" for value in row))
-    print(f"the server's memory: {before:.0f} MB before, {after:.0f} MB after, {most:.0f} MB at most")
+    before, half, after = used
+    print(f"the server's memory: {before:.0f} MB before, {half:.0f} at half, {after:.0f} after, {most:.0f} at most")
     assert len(answers) == options.requests
     assert not failures(answers), failures(answers)
     assert health["waiting"] == 0, health

@@ -104,7 +104,7 @@ def serve(
     examples: Path | None = None,
     upload_mb: float = 32,
     images: int = 64,
-    queue: int = 256,
+    queue: int = 512,
     seconds: float = 30,
 ) -> None:
     """Serve a trained model: a page to try it in a browser, and JSON for programs.

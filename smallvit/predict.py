@@ -5,6 +5,7 @@ from pathlib import Path
 import jax
 import numpy as np
 from jaxtyping import Float, UInt8
+from scipy.special import softmax
 
 from smallvit.data.decode import Source, decode
 from smallvit.saved import Saved, from_pretrained
@@ -27,7 +28,7 @@ class Predictor:
     def __call__(self, images: UInt8[np.ndarray, "n H W c"]) -> Float[np.ndarray, "n k"]:
         """The probability of each class."""
         logits = [self._logits(images[start : start + self.largest]) for start in range(0, len(images), self.largest)]
-        return np.asarray(jax.nn.softmax(np.concatenate(logits), axis=-1))
+        return softmax(np.concatenate(logits), axis=-1)  # not jax's, which compiles for every number of images
 
     def warm_up(self) -> None:
         """Compiles every size, so that no image waits for it."""

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import jax
 import numpy as np
 import pytest
 from PIL import Image
@@ -269,6 +270,23 @@ def test_wrong_method(client: TestClient):
     assert client.get("/predict").status_code == 405
     assert "error" in client.get("/predict").json()
     assert client.post("/model").status_code == 405
+
+
+def test_nothing_is_compiled_after_the_start(client: TestClient):
+    compiled: list[str] = []
+
+    def listen(event: str, seconds: float, **_: str | int) -> None:
+        compiled.extend([event] if "compile" in event else [])
+
+    jax.monitoring.register_event_duration_secs_listener(listen)
+    try:
+        for number in range(1, 5):
+            form = [("image", (f"{i}.png", photo(i), "image/png")) for i in range(number)]
+            assert client.post("/predict", files=form).status_code == 200
+        assert client.post("/explain", content=photo(), headers=IMAGE).status_code == 200
+    finally:
+        jax.monitoring.unregister_event_duration_listener(listen)
+    assert compiled == []
 
 
 class Counting(Predictor):

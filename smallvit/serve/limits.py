@@ -10,7 +10,7 @@ class Limits:
     images: int = 64  # in one request
     explained: int = 8  # images in one request for maps, which take far longer than classes
     pixels: int = 50_000_000  # of one image, decoded; a phone's largest photograph has 48 million
-    queue: int = 256  # images that wait for their classes
+    queue: int = 512  # images that wait for their classes
     explain_queue: int = 32  # and for their maps
     seconds: int | float = 30  # for a request to arrive, and again for its answer
     decoders: int = 2  # threads
