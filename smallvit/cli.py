@@ -1,17 +1,26 @@
 """The `smallvit` command: parse, call, print."""
 
 import errno
+import io
 import os
 import sys
+from pathlib import Path
 from typing import Annotated
 
 import tyro
 from rich.console import Console
+from rich.progress import track
 from rich.table import Table
+from rich.text import Text
 
 from smallvit.compare import CompareConfig
 from smallvit.env import restart_fast
 from smallvit.train import Stopped, TrainConfig
+
+Run = Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN", help_behavior_hint="")]
+Paths = Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="PATH ...", help_behavior_hint="")]
+# An output that need not be given; - is standard output.
+File = Annotated[str | None, tyro.conf.arg(metavar="FILE", help_behavior_hint="")]
 
 
 def models(
@@ -74,9 +83,85 @@ def compare(config: Annotated[CompareConfig, tyro.conf.arg(name="")]) -> None:
     print(f"\n{markdown(table)}\n{config.out}/table.md, .csv and .png have it, {config.out}/runs the runs")
 
 
+def predict(
+    run: Run,
+    paths: Paths,
+    /,
+    top: int = 3,
+    csv: File = None,
+    json: File = None,
+) -> None:
+    """Say what is in images. Exits with 1 if some could not be read; these are named and left out.
+
+    Args:
+        run: A run folder, or its model/.
+        paths: Files, folders with all below them, patterns such as "photos/*.jpg"; - is an image on standard input.
+        top: How many classes of each image.
+        csv: Write them there as CSV; - is standard output, in place of the table.
+        json: Write them there as JSON; - is standard output, in place of the table.
+    """
+    from smallvit.data import find_images
+    from smallvit.env import keep_compiled
+    from smallvit.files import check_file, write_bytes
+    from smallvit.predict import Prediction, Predictor, as_csv, as_json, predict_files
+
+    outputs = [(file, form) for file, form in ((csv, as_csv), (json, as_json)) if file is not None]
+    if len({file for file, _ in outputs}) < len(outputs):
+        raise ValueError(f"--csv and --json both go to {csv}: give them different files")
+    for file, _ in outputs:
+        check_file(Path(file))
+    if not paths:
+        raise ValueError("there is nothing to predict: give files, folders, patterns, or - for standard input")
+    named = find_images([path for path in paths if path != "-"])
+    keep_compiled()
+    predictor = Predictor(run)
+    files = [*named, *([io.BytesIO(sys.stdin.buffer.read())] if "-" in paths else [])]
+
+    predictions, unreadable = [], 0
+    watched = Console(stderr=True)
+    results = predict_files(predictor, files, top)
+    for each in track(results, "", len(files), console=watched, transient=True, disable=not watched.is_terminal):
+        if isinstance(each, Prediction):
+            predictions.append(each)
+        else:
+            unreadable += 1
+            print(f"smallvit: {each.reason}", file=sys.stderr)
+    for file, form in outputs:
+        content = form(predictions).encode(errors="surrogateescape")  # names of files may be any bytes
+        if file == "-":
+            sys.stdout.buffer.write(content)
+            sys.stdout.flush()
+        else:
+            write_bytes(Path(file), content)
+    if predictions and "-" not in (csv, json):
+        table = _table("file", *(str(i + 1) for i in range(len(predictions[0].classes))))
+        for each in predictions:
+            pairs = zip(each.classes, each.probabilities, strict=True)
+            table.add_row(_plain(each.file), *(_plain(f"{name} {p:.1%}") for name, p in pairs))
+        _screen().print(table)
+    if unreadable:
+        sys.exit(1)
+
+
+def _screen() -> Console:
+    return Console() if sys.stdout.isatty() else Console(width=1000)  # who reads a file or pipe wants no folded lines
+
+
+def _table(*titles: str) -> Table:
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    for title in titles:
+        table.add_column(title, overflow="fold")
+    return table
+
+
+def _plain(text: str) -> Text:
+    """As it is: no markup, no escape sequences, no bytes that are no letters."""
+    return Text("".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text))
+
+
 def main() -> None:
     restart_fast()
-    commands = {"train": train, "compare": compare, "models": models}
+    commands = {"train": train, "compare": compare, "models": models, "predict": predict}
     try:
         tyro.extras.subcommand_cli_from_dict(
             commands,

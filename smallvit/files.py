@@ -31,6 +31,12 @@ def write_safely(path: Path, write: Callable[[Path], object], keep: Callable[[],
         Path(name).unlink(missing_ok=True)
 
 
+def check_file(path: Path) -> None:
+    """Before long work: that its result can go there."""
+    if path.is_dir():
+        raise ValueError(f"{path} is a folder: give the name of a file to write")
+
+
 def write_bytes(path: Path, content: bytes) -> None:
     write_safely(path, lambda temporary: temporary.write_bytes(content))
 

@@ -3,6 +3,7 @@
 from smallvit.data.batches import batch_indices, eval_batches, order
 from smallvit.data.dataset import Dataset, Fit, Preprocess, Split
 from smallvit.data.decode import decode
+from smallvit.data.find import find_images
 from smallvit.data.load import load_data
 
 __all__ = [
@@ -13,6 +14,7 @@ __all__ = [
     "batch_indices",
     "decode",
     "eval_batches",
+    "find_images",
     "load_data",
     "order",
 ]

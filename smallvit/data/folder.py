@@ -123,7 +123,7 @@ def _list(folder: Path) -> tuple[list[str], list[Listed], list[str]]:
         Listed(file, part, label)
         for part, path in parts.items()
         for label, name in enumerate(classes)
-        for file in _images(path / name)
+        for file in images_below(path / name)
     ]
     if not listed:
         raise ValueError(
@@ -141,7 +141,7 @@ def _folders(path: Path) -> list[Path]:
     return sorted(folders, key=lambda entry: natural(entry.name))
 
 
-def _images(folder: Path) -> Iterable[Path]:
+def images_below(folder: Path) -> Iterable[Path]:
     if not folder.is_dir():
         return
     for parent, folders, files in os.walk(folder):
