@@ -16,11 +16,14 @@ from rich.text import Text
 from smallvit.compare import CompareConfig
 from smallvit.env import restart_fast
 from smallvit.train import Stopped, TrainConfig
+from smallvit.train.config import Data, Folder
 
 Run = Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN", help_behavior_hint="")]
 Paths = Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="PATH ...", help_behavior_hint="")]
 # An output that need not be given; - is standard output.
 File = Annotated[str | None, tyro.conf.arg(metavar="FILE", help_behavior_hint="")]
+
+MOST_CLASSES = 20  # on the screen
 
 
 def models(
@@ -143,6 +146,58 @@ def predict(
         sys.exit(1)
 
 
+def evaluate(
+    run: Run,
+    data: Data = None,
+    /,
+    out: Folder = None,
+    data_dir: Folder = None,
+    batch_size: int = 256,
+) -> None:
+    """Score a model on labelled images: accuracy, classes, confusion, calibration, speed.
+
+    Args:
+        run: A run folder, or its model/.
+        data: As for `smallvit train`: its test images, else its validation images, or all of what is not split. By
+            default the test images of the run's own data.
+        out: Where evaluation.json and pictures go; by default RUN/evaluation.
+        data_dir: Where known data sets lie, or are downloaded to.
+        batch_size: Images of a step.
+    """
+    from smallvit.env import keep_compiled
+    from smallvit.evaluate import evaluate_model
+
+    keep_compiled()
+    found = evaluate_model(run, data, data_dir=data_dir, batch_size=batch_size)
+    out = out or run / "evaluation"
+    found.save(out)
+
+    screen, scores = _screen(), found.scores
+    which = {"test": "test images", "val": "validation images", "train": "images, all that there are"}[found.part]
+    for line in (*found.notes, f"{found.model} on {len(found.split):,} {which}, of {found.data}"):
+        screen.print(_plain(line))
+    table = Table(box=None, show_header=False, pad_edge=False)
+    table.add_row("top-1", f"{scores.top1:.2f} %")
+    if len(found.classes) > 5:
+        table.add_row("top-5", f"{scores.top5:.2f} %")
+    table.add_row("loss", f"{scores.loss:.3f}")
+    table.add_row("calibration error", f"{scores.ece:.2f} %")
+    table.add_row("speed", f"{found.images_per_second:,.0f} images/s in batches of {found.batch_size}, {found.device}")
+    screen.print(table)
+    table = _table("class", "recall", "precision", "images")
+    for column in table.columns[1:]:
+        column.justify = "right"
+    for row in found.per_class[:MOST_CLASSES]:
+        shares = ("-" if row[name] is None else f"{row[name]:.1%}" for name in ("recall", "precision"))
+        table.add_row(_plain(str(row["class"])), *shares, f"{row['images']:,}")
+    screen.print()
+    screen.print(table)
+    if (others := len(found.classes) - MOST_CLASSES) > 0:
+        screen.print(f"and {others} more in {out / 'evaluation.json'}", style="dim")
+    screen.print()
+    screen.print(_plain(f"{out} has evaluation.json, confusion.png, reliability.png and worst-mistakes.png"))
+
+
 def _screen() -> Console:
     return Console() if sys.stdout.isatty() else Console(width=1000)  # who reads a file or pipe wants no folded lines
 
@@ -161,7 +216,7 @@ def _plain(text: str) -> Text:
 
 def main() -> None:
     restart_fast()
-    commands = {"train": train, "compare": compare, "models": models, "predict": predict}
+    commands = {"train": train, "compare": compare, "models": models, "evaluate": evaluate, "predict": predict}
     try:
         tyro.extras.subcommand_cli_from_dict(
             commands,

@@ -13,14 +13,15 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 from PIL import Image
 
-from smallvit.evaluate import calibration_bins, calibration_error
 from smallvit.files import write_safely
+from smallvit.scores import calibration_bins, calibration_error
 
 INK, MUTED, FAINT = "#1f2933", "#66727f", "#e4e8ec"
 TRAIN, VAL, WRONG = "#8a97a6", "#1f6feb", "#c8402f"
 BLUES = LinearSegmentedColormap.from_list("blues", ["#f7f9fc", "#c4d8f5", "#7fabea", "#1f6feb", "#0b3a86"])
 HEAT = matplotlib.colormaps["inferno"]
 MOST_MISTAKES = 24
+FEW = 10  # images of a bin
 
 Images = UInt8[np.ndarray, "b H W c"]
 
@@ -274,16 +275,18 @@ def reliability(confidence: Float[np.ndarray, " b"], correct: Bool[np.ndarray, "
     if not confidence.size:
         return _notice("No images.")
     centres, accuracy, sure, count = calibration_bins(confidence, correct, bins)
-    figure = Figure(figsize=(4.8, 5.2))
+    figure = Figure(figsize=(4.8, 5.4))
     top, bottom = figure.subplots(2, 1, sharex=True, gridspec_kw={"height_ratios": [3.4, 1]})
     filled = count > 0
     top.plot([0, 1], [0, 1], color=MUTED, linewidth=1, linestyle=(0, (4, 4)), label="calibrated")
-    top.bar(centres[filled], accuracy[filled], width=0.86 / bins, color=BLUES(0.45), label="share that is right")
+    few = count < FEW  # their share says little
+    for which, colour, label in ((filled & ~few, 0.45, "share that is right"), (filled & few, 0.16, f"of under {FEW}")):
+        top.bar(centres[which], accuracy[which], width=0.86 / bins, color=BLUES(colour), label=label)
     top.plot(sure[filled], accuracy[filled], "o", color=VAL, markeredgecolor="white")
     top.set_title(f"Calibration: ECE {100 * calibration_error(confidence, correct, bins):.1f} %")
     top.set_ylabel("right")
     top.set_ylim(0, 1.02)
-    top.legend(loc="upper left")
+    figure.legend(loc="outside lower center", ncols=3, columnspacing=1.2, handlelength=1.4)
     bottom.bar(centres, count, width=0.86 / bins, color=TRAIN)
     bottom.set_xlabel("the model's confidence")
     bottom.set_ylabel("images")
