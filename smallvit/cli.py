@@ -16,7 +16,7 @@ from rich.text import Text
 from smallvit.compare import CompareConfig
 from smallvit.env import restart_fast
 from smallvit.train import Stopped, TrainConfig
-from smallvit.train.config import Data, Folder
+from smallvit.train.config import Data, Folder, Int
 
 Run = Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN", help_behavior_hint="")]
 Paths = Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="PATH ...", help_behavior_hint="")]
@@ -198,6 +198,95 @@ def evaluate(
     screen.print(_plain(f"{out} has evaluation.json, confusion.png, reliability.png and worst-mistakes.png"))
 
 
+def explain(
+    run: Run,
+    paths: Paths = (),
+    /,
+    out: Folder = None,
+    layer: Int = None,
+    heads: bool = False,
+    compare: Folder = None,
+    temperatures: bool = False,
+    receptive_field: bool = False,
+) -> None:
+    """Show what a model looks at: a picture for each image with map, overlay and answer.
+
+    Args:
+        run: A run folder, or its model/.
+        paths: Files, folders with all below them, patterns such as "photos/*.jpg"; - is an image on standard input.
+        out: Where the pictures go; by default RUN/explanations.
+        layer: Show what this layer reads, the first is 1, instead of what counts for the answer.
+        heads: Show each head of that layer, or of the last one, too.
+        compare: Another run, to be shown beside this one.
+        temperatures: Show how sharp and how local each layer is: temperatures, entropy and distance of its heads, on
+            the images or else the run's own test images.
+        receptive_field: Show what one token sees of the image before the first block.
+    """
+    from smallvit import explained, plots
+    from smallvit.data import find_images
+    from smallvit.env import keep_compiled
+    from smallvit.files import check_folder
+    from smallvit.predict import Unreadable
+
+    statistics = temperatures or receptive_field
+    if not paths and not statistics:
+        raise ValueError("there is nothing to explain: give images, --temperatures or --receptive-field")
+    if statistics and (heads or layer is not None or "-" in paths):
+        raise ValueError("--temperatures and --receptive-field go with neither --heads, --layer nor standard input")
+    runs = [run] if compare is None else [run, compare]
+    out = out or run / "explanations"
+    check_folder(out)
+    named = find_images([path for path in paths if path != "-"])
+    keep_compiled()
+    screen = _screen()
+    if temperatures:
+        found, figure = explained.layer_statistics(runs, named)
+        plots.save(figure, out / "temperatures.png")
+        for name, rows in found.items():
+            table = _table(name, "temperature of each head", "sqrt(d)", "entropy", "of at most", "distance")
+            for row in rows:
+                learned = row.temperature
+                table.add_row(
+                    row.path.removesuffix("/attend"),
+                    "-" if learned is None else " ".join(f"{value:.2f}" for value in learned),
+                    f"{row.initial:.2f}",
+                    f"{row.entropy.mean():.2f}",
+                    f"{row.even:.2f}",
+                    "-" if row.distance is None else f"{row.distance.mean():.2f}",
+                )
+            screen.print(table)
+        screen.print(_plain(f"{out / 'temperatures.png'} shows it"))
+    if receptive_field:
+        fields, figure = explained.receptive_fields(runs, named)
+        plots.save(figure, out / "receptive-field.png")
+        for name, field in fields.items():
+            screen.print(_plain(f"{name}: one token sees {explained.describe(field)}"))
+        screen.print(_plain(f"{out / 'receptive-field.png'} shows it"))
+    if statistics:
+        return
+
+    explainer = explained.Explainer(runs, layer=layer, heads=heads)
+    files = [*named, *([io.BytesIO(sys.stdin.buffer.read())] if "-" in paths else [])]
+    targets = explained.picture_names(files, out)
+    table, unreadable = _table("picture", *explainer.models), 0
+    watched = Console(stderr=True)
+    results = track(explainer(files), "", len(files), console=watched, transient=True, disable=not watched.is_terminal)
+    for target, each in zip(targets, results, strict=True):
+        if isinstance(each, Unreadable):
+            unreadable += 1
+            print(f"smallvit: {each.reason}", file=sys.stderr)
+            continue
+        plots.save(explainer.picture(each), Path(f"{target}-explained.png"))
+        if heads:
+            plots.save(explainer.heads_picture(each), Path(f"{target}-heads.png"))
+        answers = (_plain(f"{model.answers[0][0]} {model.answers[0][1]:.1%}") for model in each)
+        table.add_row(_plain(f"{target}-explained.png"), *answers)
+    if table.row_count:
+        screen.print(table)
+    if unreadable:
+        sys.exit(1)
+
+
 def _screen() -> Console:
     return Console() if sys.stdout.isatty() else Console(width=1000)  # who reads a file or pipe wants no folded lines
 
@@ -216,7 +305,14 @@ def _plain(text: str) -> Text:
 
 def main() -> None:
     restart_fast()
-    commands = {"train": train, "compare": compare, "models": models, "evaluate": evaluate, "predict": predict}
+    commands = {
+        "train": train,
+        "compare": compare,
+        "models": models,
+        "evaluate": evaluate,
+        "predict": predict,
+        "explain": explain,
+    }
     try:
         tyro.extras.subcommand_cli_from_dict(
             commands,

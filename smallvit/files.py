@@ -37,6 +37,12 @@ def check_file(path: Path) -> None:
         raise ValueError(f"{path} is a folder: give the name of a file to write")
 
 
+def check_folder(path: Path) -> None:
+    """The same for a folder that files will go to."""
+    if path.exists() and not path.is_dir():
+        raise ValueError(f"{path} is a file: give the name of a folder to write to")
+
+
 def write_bytes(path: Path, content: bytes) -> None:
     write_safely(path, lambda temporary: temporary.write_bytes(content))
 
