@@ -1,6 +1,7 @@
 """The `smallvit` command: parse, call, print."""
 
 import errno
+import io
 import os
 import sys
 from math import isfinite
@@ -9,11 +10,21 @@ from typing import Annotated, Literal
 
 import tyro
 from rich.console import Console
+from rich.progress import track
 from rich.table import Table
+from rich.text import Text
 
 from smallvit.compare import CompareConfig
 from smallvit.env import keep_compiled, restart_fast
 from smallvit.train import Stopped, TrainConfig
+from smallvit.train.config import Data, Folder, Int
+
+Run = Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN", help_behavior_hint="")]
+Paths = Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="PATH ...", help_behavior_hint="")]
+# An output that need not be given; - is standard output.
+File = Annotated[str | None, tyro.conf.arg(metavar="FILE", help_behavior_hint="")]
+
+MOST_CLASSES = 20  # on the screen
 
 
 def models(
@@ -77,7 +88,7 @@ def compare(config: Annotated[CompareConfig, tyro.conf.arg(name="")]) -> None:
 
 
 def export(
-    run: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")],
+    run: Run,
     /,
     format: Literal["safetensors", "stablehlo", "onnx"],
     out: Path | None = None,
@@ -97,7 +108,7 @@ def export(
 
 
 def serve(
-    run: Annotated[Path, tyro.conf.Positional],
+    run: Run,
     /,
     host: str = "127.0.0.1",
     port: int = 8000,
@@ -132,9 +143,232 @@ def serve(
     serve_model(run, host=host, port=port, examples=examples, limits=limits)
 
 
+def predict(
+    run: Run,
+    paths: Paths,
+    /,
+    top: int = 3,
+    csv: File = None,
+    json: File = None,
+) -> None:
+    """Say what is in images. Exits with 1 if some could not be read; these are named and left out.
+
+    Args:
+        run: A run folder, or its model/.
+        paths: Files, folders with all below them, patterns such as "photos/*.jpg"; - is an image on standard input.
+        top: How many classes of each image.
+        csv: Write them there as CSV; - is standard output, in place of the table.
+        json: Write them there as JSON; - is standard output, in place of the table.
+    """
+    from smallvit.data import find_images
+    from smallvit.files import check_file, write_bytes
+    from smallvit.predict import Prediction, Predictor, as_csv, as_json, predict_files
+
+    outputs = [(file, form) for file, form in ((csv, as_csv), (json, as_json)) if file is not None]
+    if len({file for file, _ in outputs}) < len(outputs):
+        raise ValueError(f"--csv and --json both go to {csv}: give them different files")
+    for file, _ in outputs:
+        check_file(Path(file))
+    if not paths:
+        raise ValueError("there is nothing to predict: give files, folders, patterns, or - for standard input")
+    named = find_images([path for path in paths if path != "-"])
+    keep_compiled()
+    predictor = Predictor(run)
+    files = [*named, *([io.BytesIO(sys.stdin.buffer.read())] if "-" in paths else [])]
+
+    predictions, unreadable = [], 0
+    watched = Console(stderr=True)
+    results = predict_files(predictor, files, top)
+    for each in track(results, "", len(files), console=watched, transient=True, disable=not watched.is_terminal):
+        if isinstance(each, Prediction):
+            predictions.append(each)
+        else:
+            unreadable += 1
+            print(f"smallvit: {each.reason}", file=sys.stderr)
+    for file, form in outputs:
+        content = form(predictions).encode(errors="surrogateescape")  # names of files may be any bytes
+        if file == "-":
+            sys.stdout.buffer.write(content)
+            sys.stdout.flush()
+        else:
+            write_bytes(Path(file), content)
+    if predictions and "-" not in (csv, json):
+        table = _table("file", *(str(i + 1) for i in range(len(predictions[0].classes))))
+        for each in predictions:
+            pairs = zip(each.classes, each.probabilities, strict=True)
+            table.add_row(_plain(each.file), *(_plain(f"{name} {p:.1%}") for name, p in pairs))
+        _screen().print(table)
+    if unreadable:
+        sys.exit(1)
+
+
+def evaluate(
+    run: Run,
+    data: Data = None,
+    /,
+    out: Folder = None,
+    data_dir: Folder = None,
+    batch_size: int = 256,
+) -> None:
+    """Score a model on labelled images: accuracy, classes, confusion, calibration, speed.
+
+    Args:
+        run: A run folder, or its model/.
+        data: As for `smallvit train`: its test images, else its validation images, or all of what is not split. By
+            default the test images of the run's own data.
+        out: Where evaluation.json and pictures go; by default RUN/evaluation.
+        data_dir: Where known data sets lie, or are downloaded to.
+        batch_size: Images of a step.
+    """
+    from smallvit.evaluate import evaluate_model
+
+    keep_compiled()
+    found = evaluate_model(run, data, data_dir=data_dir, batch_size=batch_size)
+    out = out or run / "evaluation"
+    found.save(out)
+
+    screen, scores = _screen(), found.scores
+    which = {"test": "test images", "val": "validation images", "train": "images, all that there are"}[found.part]
+    for line in (*found.notes, f"{found.model} on {len(found.split):,} {which}, of {found.data}"):
+        screen.print(_plain(line))
+    table = Table(box=None, show_header=False, pad_edge=False)
+    table.add_row("top-1", f"{scores.top1:.2f} %")
+    if len(found.classes) > 5:
+        table.add_row("top-5", f"{scores.top5:.2f} %")
+    table.add_row("loss", f"{scores.loss:.3f}")
+    table.add_row("calibration error", f"{scores.ece:.2f} %")
+    table.add_row("speed", f"{found.images_per_second:,.0f} images/s in batches of {found.batch_size}, {found.device}")
+    screen.print(table)
+    table = _table("class", "recall", "precision", "images")
+    for column in table.columns[1:]:
+        column.justify = "right"
+    for row in found.per_class[:MOST_CLASSES]:
+        shares = ("-" if row[name] is None else f"{row[name]:.1%}" for name in ("recall", "precision"))
+        table.add_row(_plain(str(row["class"])), *shares, f"{row['images']:,}")
+    screen.print()
+    screen.print(table)
+    if (others := len(found.classes) - MOST_CLASSES) > 0:
+        screen.print(f"and {others} more in {out / 'evaluation.json'}", style="dim")
+    screen.print()
+    screen.print(_plain(f"{out} has evaluation.json, confusion.png, reliability.png and worst-mistakes.png"))
+
+
+def explain(
+    run: Run,
+    paths: Paths = (),
+    /,
+    out: Folder = None,
+    layer: Int = None,
+    heads: bool = False,
+    compare: Folder = None,
+    temperatures: bool = False,
+    receptive_field: bool = False,
+) -> None:
+    """Show what a model looks at: a picture for each image with map, overlay and answer.
+
+    Args:
+        run: A run folder, or its model/.
+        paths: Files, folders with all below them, patterns such as "photos/*.jpg"; - is an image on standard input.
+        out: Where the pictures go; by default RUN/explanations.
+        layer: Show what this layer reads, the first is 1, instead of what counts for the answer.
+        heads: Show each head of that layer, or of the last one, too.
+        compare: Another run, to be shown beside this one.
+        temperatures: Show how sharp and how local each layer is: temperatures, entropy and distance of its heads, on
+            the images or else the run's own test images.
+        receptive_field: Show what one token sees of the image before the first block.
+    """
+    from smallvit import explained, plots
+    from smallvit.data import find_images
+    from smallvit.files import check_folder
+    from smallvit.predict import Unreadable
+
+    statistics = temperatures or receptive_field
+    if not paths and not statistics:
+        raise ValueError("there is nothing to explain: give images, --temperatures or --receptive-field")
+    if statistics and (heads or layer is not None or "-" in paths):
+        raise ValueError("--temperatures and --receptive-field go with neither --heads, --layer nor standard input")
+    runs = [run] if compare is None else [run, compare]
+    out = out or run / "explanations"
+    check_folder(out)
+    named = find_images([path for path in paths if path != "-"])
+    keep_compiled()
+    screen = _screen()
+    if temperatures:
+        found, figure = explained.layer_statistics(runs, named)
+        plots.save(figure, out / "temperatures.png")
+        for name, rows in found.items():
+            table = _table(name, "temperature of each head", "sqrt(d)", "entropy", "of at most", "distance")
+            for row in rows:
+                learned = row.temperature
+                table.add_row(
+                    row.path.removesuffix("/attend"),
+                    "-" if learned is None else " ".join(f"{value:.2f}" for value in learned),
+                    f"{row.initial:.2f}",
+                    f"{row.entropy.mean():.2f}",
+                    f"{row.even:.2f}",
+                    "-" if row.distance is None else f"{row.distance.mean():.2f}",
+                )
+            screen.print(table)
+        screen.print(_plain(f"{out / 'temperatures.png'} shows it"))
+    if receptive_field:
+        fields, figure = explained.receptive_fields(runs, named)
+        plots.save(figure, out / "receptive-field.png")
+        for name, field in fields.items():
+            screen.print(_plain(f"{name}: one token sees {explained.describe(field)}"))
+        screen.print(_plain(f"{out / 'receptive-field.png'} shows it"))
+    if statistics:
+        return
+
+    explainer = explained.Explainer(runs, layer=layer, heads=heads)
+    files = [*named, *([io.BytesIO(sys.stdin.buffer.read())] if "-" in paths else [])]
+    targets = explained.picture_names(files, out)
+    table, unreadable = _table("picture", *explainer.models), 0
+    watched = Console(stderr=True)
+    results = track(explainer(files), "", len(files), console=watched, transient=True, disable=not watched.is_terminal)
+    for target, each in zip(targets, results, strict=True):
+        if isinstance(each, Unreadable):
+            unreadable += 1
+            print(f"smallvit: {each.reason}", file=sys.stderr)
+            continue
+        plots.save(explainer.picture(each), Path(f"{target}-explained.png"))
+        if heads:
+            plots.save(explainer.heads_picture(each), Path(f"{target}-heads.png"))
+        answers = (_plain(f"{model.answers[0][0]} {model.answers[0][1]:.1%}") for model in each)
+        table.add_row(_plain(f"{target}-explained.png"), *answers)
+    if table.row_count:
+        screen.print(table)
+    if unreadable:
+        sys.exit(1)
+
+
+def _screen() -> Console:
+    return Console() if sys.stdout.isatty() else Console(width=1000)  # who reads a file or pipe wants no folded lines
+
+
+def _table(*titles: str) -> Table:
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    for title in titles:
+        table.add_column(title, overflow="fold")
+    return table
+
+
+def _plain(text: str) -> Text:
+    """As it is: no markup, no escape sequences, no bytes that are no letters."""
+    return Text("".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text))
+
+
 def main() -> None:
     restart_fast()
-    commands = {"train": train, "compare": compare, "models": models, "export": export, "serve": serve}
+    commands = {
+        "train": train,
+        "evaluate": evaluate,
+        "predict": predict,
+        "explain": explain,
+        "export": export,
+        "serve": serve,
+        "compare": compare,
+        "models": models,
+    }
     try:
         tyro.extras.subcommand_cli_from_dict(
             commands,

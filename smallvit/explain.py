@@ -116,6 +116,131 @@ def attention_distance(
     return {path: mean_distance(path, p) for path, p in maps.items()}
 
 
+def class_attention(
+    model: Classifier, variables: Variables, images: Images
+) -> dict[str, Float[np.ndarray, "b heads h w"]]:
+    """By layer and head: how much the class token reads of each place; without one, how much all tokens do on average.
+
+    Only of the `global_layers`.
+    """
+    maps = jax.device_get(_maps(model, variables, images))
+    found = {}
+    for path, (prefix, grid) in global_layers(model, variables, images).items():
+        read = maps[path][:, :, 0, prefix:] if prefix or maps[path].shape[2] == 1 else maps[path].mean(axis=2)
+        found[path] = read.reshape(*read.shape[:2], *grid)
+    return found
+
+
+def global_layers(model: Classifier, variables: Variables, images: Images) -> dict[str, tuple[int, tuple[int, int]]]:
+    """The layers in which all tokens of a grid are read at once, with `token_grid` of each; nothing is computed."""
+    seen = _watch(model, variables, images)
+    found = {}
+    for path, shape in seen.maps.items():
+        n, m = shape[-2:]
+        if len(shape) != 4 or n not in (1, m):
+            continue
+        try:
+            found[path] = token_grid(m, seen.grid or (images.shape[1], images.shape[2]))
+        except ValueError:  # such as a few merged tokens, which have no place
+            continue
+    return found
+
+
+@dataclass(frozen=True)
+class LayerAttention:
+    path: str
+    initial: float  # sqrt(dim_head): what logits are divided by without LSA, and with it before any learning
+    temperature: Float[np.ndarray, " h"] | None  # the learned one; below `initial`, attention is sharper
+    entropy: Float[np.ndarray, " h"]  # in nats
+    even: float  # the entropy of reading all tokens alike
+    distance: Float[np.ndarray, " h"] | None  # in tokens of the layer's grid; None where tokens read within groups
+
+
+def attention_by_layer(model: Classifier, variables: Variables, images: Images) -> list[LayerAttention]:
+    """How sharp and how local each layer is: learned temperatures, entropy and distance of its heads."""
+    seen = _watch(model, variables, images)
+    learned = temperatures(model, variables, images)
+    maps = attention_maps(model, variables, images)
+    entropy = attention_entropy(maps)
+    shape = seen.grid or (images.shape[1], images.shape[2])
+
+    def distance(path: str) -> np.ndarray | None:
+        p = maps[path]
+        try:
+            return attention_distance({path: p}, token_grid(p.shape[-1], shape)[1])[path] if p.ndim == 4 else None
+        except ValueError:
+            return None
+
+    return [
+        LayerAttention(
+            path,
+            1 / seen.scales[path],
+            1 / (learned[path] * seen.scales[path]) if path in learned else None,
+            entropy[path],
+            log(maps[path].shape[-1]),
+            distance(path),
+        )
+        for path in maps
+    ]
+
+
+@dataclass(frozen=True)
+class ReceptiveField:
+    """What one token sees of the image before the first block."""
+
+    token: tuple[int, int]  # its place in the grid
+    grid: tuple[int, int]
+    heat: Float[np.ndarray, "H W"]  # how much the token depends on each pixel, from 0 to 1
+    measured: tuple[int, int]  # height and width of where that is not 0
+    theory: tuple[int, int] | None  # the patch, with SPT and its shifts on both sides; None where no patches are cut
+
+
+def receptive_field(
+    model: Classifier, variables: Variables, images: Images, token: tuple[int, int] | None = None
+) -> ReceptiveField:
+    """Of the token in the middle, or of the one at this row and column, averaged over the images.
+
+    The heat is the absolute gradient of the embedded token by the image, summed over channels and features.
+    """
+    seen = _watch(model, variables, images)
+    path = seen.embedding or next(iter(seen.parts), None)
+    if path is None:
+        raise ValueError(f"{type(model).__name__} has no first layer that makes tokens")
+    tokens = int(np.prod(seen.parts[path])) if path in seen.parts else int(np.prod(seen.grid or ()))
+    prefix, grid = token_grid(tokens, seen.grid or (images.shape[1], images.shape[2]))
+    row, column = token or (grid[0] // 2, grid[1] // 2)
+    if not (0 <= row < grid[0] and 0 <= column < grid[1]):
+        raise ValueError(f"token {row}, {column} is not in the grid of {grid[0]} x {grid[1]}, which starts at 0, 0")
+    heat = np.asarray(_reach(model, path, prefix + row * grid[1] + column, variables, images))
+    rows, columns = np.flatnonzero(heat.any(axis=1)), np.flatnonzero(heat.any(axis=0))
+    measured = (int(np.ptp(rows)) + 1, int(np.ptp(columns)) + 1) if rows.size else (0, 0)
+    return ReceptiveField((row, column), grid, heat / max(heat.max(), 1e-30), measured, seen.sees)
+
+
+@partial(jax.jit, static_argnames=("model", "path", "index"))
+def _reach(model: Classifier, path: str, index: int, variables: Variables, images: Images) -> Float[Array, "H W"]:
+    def token(images: Array) -> Float[Array, "b d"]:
+        kept: dict[str, Array] = {}
+
+        def keep(call: Any, args: tuple, kwargs: dict, context: nn.module.InterceptorContext) -> Any:
+            out = call(*args, **kwargs)
+            if context.method_name == "__call__" and "/".join(context.module.path) == path:
+                kept.setdefault(path, out)
+            return out
+
+        with nn.intercept_methods(keep):
+            model.apply(variables, images)  # what comes after the token is not computed
+        return kept[path].reshape(images.shape[0], -1, kept[path].shape[-1])[:, index]
+
+    out, pull = jax.vjp(token, jnp.asarray(images))
+
+    def add(heat: Array, feature: Array) -> tuple[Array, None]:
+        (gradient,) = pull(jnp.broadcast_to(feature[None], out.shape))
+        return heat + jnp.abs(gradient.astype(jnp.float32)).sum(axis=(0, 3)), None
+
+    return jax.lax.scan(add, jnp.zeros(images.shape[1:3]), jnp.eye(out.shape[-1], dtype=out.dtype))[0]
+
+
 def token_grid(tokens: int, shape: tuple[int, int]) -> tuple[int, tuple[int, int]]:
     """How many tokens, none or one, stand before the grid, and the grid.
 
@@ -155,6 +280,8 @@ class _Seen:
     scales: dict[str, float] = field(default_factory=dict)  # of each attention, before any learning
     parts: dict[str, tuple[int, ...]] = field(default_factory=dict)  # what leaves them, (n,) or (h, w), in order
     grid: tuple[int, int] | None = None  # of the first tokens, where a layer knows it
+    embedding: str | None = None  # the first layer that cuts the image into patches,
+    sees: tuple[int, int] | None = None  # and height and width of what a token of it sees
     tokens: int = 0  # of the features
 
     @property
@@ -189,6 +316,8 @@ def _trace(model: Classifier, variables: Variables, images: Images) -> _Seen:
             seen.scales[path] = args[0].shape[-1] ** -0.5 if module.scale is None else module.scale
         if isinstance(module, PatchEmbed | SPT):
             seen.grid = seen.grid or grid_size(args[0].shape[1:3], module.patch_size)
+            if seen.embedding is None and args[0].shape == images.shape:
+                seen.embedding, seen.sees = path, module.sees
         if isinstance(module, PositionEmbed):
             seen.grid = seen.grid or module.grid
         merged = merged or isinstance(module, PatchMerger)  # its tokens have no place in the image

@@ -31,6 +31,18 @@ def write_safely(path: Path, write: Callable[[Path], object], keep: Callable[[],
         Path(name).unlink(missing_ok=True)
 
 
+def check_file(path: Path) -> None:
+    """Before long work: that its result can go there."""
+    if path.is_dir():
+        raise ValueError(f"{path} is a folder: give the name of a file to write")
+
+
+def check_folder(path: Path) -> None:
+    """The same for a folder that files will go to."""
+    if path.exists() and not path.is_dir():
+        raise ValueError(f"{path} is a file: give the name of a folder to write to")
+
+
 def write_bytes(path: Path, content: bytes) -> None:
     write_safely(path, lambda temporary: temporary.write_bytes(content))
 

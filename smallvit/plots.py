@@ -3,6 +3,7 @@
 import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import matplotlib
 import numpy as np
@@ -10,17 +11,19 @@ from jaxtyping import Bool, Float, Integer, UInt8
 from matplotlib.axes import Axes
 from matplotlib.colors import LinearSegmentedColormap, PowerNorm
 from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
 from matplotlib.ticker import MaxNLocator
 from PIL import Image
 
-from smallvit.evaluate import calibration_bins, calibration_error
 from smallvit.files import write_safely
+from smallvit.scores import calibration_bins, calibration_error
 
 INK, MUTED, FAINT = "#1f2933", "#66727f", "#e4e8ec"
 TRAIN, VAL, WRONG = "#8a97a6", "#1f6feb", "#c8402f"
 BLUES = LinearSegmentedColormap.from_list("blues", ["#f7f9fc", "#c4d8f5", "#7fabea", "#1f6feb", "#0b3a86"])
 HEAT = matplotlib.colormaps["inferno"]
 MOST_MISTAKES = 24
+FEW = 10  # images of a bin
 
 Images = UInt8[np.ndarray, "b H W c"]
 
@@ -246,6 +249,163 @@ def attention(images: Images, maps: Float[np.ndarray, "b h w"], titles: Sequence
     return figure
 
 
+class Panel(NamedTuple):
+    """What one model makes of one image."""
+
+    model: str
+    image: UInt8[np.ndarray, "H W c"]
+    heat: Float[np.ndarray, "h w"]  # in [0, 1]
+    answers: Sequence[tuple[str, float]]  # classes and their probabilities, the most probable first
+
+
+@_styled
+def explanation(panels: Sequence[Panel], what: str) -> Figure:
+    """Image, map, overlay and answers; a row for each model. `what` says what the map is."""
+    height, width = _fitted(panels[0].image)
+    figure = Figure(figsize=(3 * width + 2.9, len(panels) * (height + 0.28) + 0.1))
+    ratios = [width, width, width, 2.5]
+    axes = figure.subplots(len(panels), 4, squeeze=False, gridspec_kw={"width_ratios": ratios})
+    for (left, middle, right, bars), panel in zip(axes, panels, strict=True):
+        big = upscaled(panel.image)
+        heat = upsampled(panel.heat, (big.shape[0], big.shape[1]))
+        for each, shown, title in (
+            (left, big, _short(panel.model, 26)),
+            (middle, HEAT(heat)[..., :3], what),
+            (right, overlay(panel.image, heat), "on the image"),
+        ):
+            _show(each, shown)
+            each.set_title(title, fontsize=8.5, fontweight="normal", color=MUTED, pad=5)
+        _answers(bars, panel.answers)
+    return figure
+
+
+@_styled
+def heads(
+    image: UInt8[np.ndarray, "H W c"], maps: Mapping[str, Float[np.ndarray, "heads h w"]], titles: Mapping[str, str]
+) -> Figure:
+    """The image, then an overlay for each head, each scaled by itself; block by block for each model."""
+    height, width = _fitted(image, 1.7)
+    columns = min(6, 1 + max(len(each) for each in maps.values()))
+    rows = [-(-(len(each) + 1) // columns) for each in maps.values()]
+    figure = Figure(figsize=(columns * (width + 0.08) + 0.2, sum(rows) * (height + 0.22) + 0.3 * len(maps)))
+    parts = figure.subfigures(len(maps), 1, squeeze=False, height_ratios=[n * (height + 0.22) + 0.3 for n in rows])
+    for part, lines, (name, each) in zip(parts[:, 0], rows, maps.items(), strict=True):
+        part.suptitle(titles[name], x=0.012, ha="left", fontsize=10, fontweight="bold")
+        axes = list(part.subplots(lines, columns, squeeze=False).flat)
+        for place in axes[1 + len(each) :]:
+            place.set_axis_off()
+        _show(axes[0], upscaled(image))
+        axes[0].set_title("image", fontsize=8.5, fontweight="normal", color=MUTED, pad=4)
+        for i, (place, heat) in enumerate(zip(axes[1:], each, strict=False), start=1):
+            spread = float(np.ptp(heat))
+            _show(place, overlay(image, (heat - heat.min()) / (spread or 1)))
+            place.set_title(f"head {i}", fontsize=8.5, fontweight="normal", color=MUTED, pad=4)
+    return figure
+
+
+class Heads(NamedTuple):
+    """One quantity of all heads, layer by layer."""
+
+    title: str
+    values: Sequence[Float[np.ndarray, " h"] | None]
+    reference: Sequence[float | None]
+    meaning: str  # of the reference
+
+
+@_styled
+def layers(rows: Mapping[str, Sequence[Heads]]) -> Figure:
+    """Dots for heads and a line for their mean, against the layer; a row of panels for each model."""
+    columns = max(map(len, rows.values()))
+    figure = Figure(figsize=(3.6 * columns, 3.1 * len(rows)))
+    parts = figure.subfigures(len(rows), 1, squeeze=False)
+    for part, (name, panels) in zip(parts[:, 0], rows.items(), strict=True):
+        part.suptitle(_short(name, 60), x=0.012, ha="left", fontsize=11, fontweight="bold")
+        for axes, panel in zip(part.subplots(1, columns, squeeze=False)[0], panels, strict=True):
+            _heads_by_layer(axes, panel)
+    return figure
+
+
+def _heads_by_layer(axes: Axes, panel: Heads) -> None:
+    axes.set_title(panel.title, fontsize=9.5, fontweight="normal")
+    axes.set_xlabel("layer")
+    axes.grid(axis="y")
+    numbers = range(1, len(panel.values) + 1)
+    known = [(x, y) for x, y in zip(numbers, panel.reference, strict=True) if y is not None]
+    if known:
+        axes.plot(*zip(*known, strict=True), color=MUTED, linewidth=1.2, linestyle=(0, (4, 3)), label=panel.meaning)
+    some = [(x, values) for x, values in zip(numbers, panel.values, strict=True) if values is not None]
+    for x, values in some:
+        axes.plot([x] * len(values), values, "o", color=VAL, alpha=0.4, markeredgewidth=0)
+    if some:
+        axes.plot([x for x, _ in some], [v.mean() for _, v in some], color=VAL, label="mean of the heads")
+    axes.set_xlim(0.5, len(panel.values) + 0.5)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1, nbins=12))
+    axes.margins(y=0.28)  # for the legend
+    axes.legend(loc="upper left", ncols=2, fontsize=8, columnspacing=1, handlelength=1.6)
+
+
+class Field(NamedTuple):
+    heat: Float[np.ndarray, "H W"]  # in [0, 1]
+    grid: tuple[int, int]
+    token: tuple[int, int]
+    theory: tuple[int, int] | None
+
+
+@_styled
+def receptive_fields(fields: Mapping[str, Field], notes: Sequence[str]) -> Figure:
+    """How much a token depends on each pixel: its patch is outlined, what it should see is dashed."""
+    first = next(iter(fields.values())).heat
+    height, width = 3.4 * np.array(first.shape) / max(first.shape)
+    width = max(float(width), 2.6)
+    figure = Figure(figsize=(len(fields) * (width + 0.3) + 0.5, float(height) + 0.62))
+    axes = figure.subplots(1, len(fields), squeeze=False)[0]
+    picture = None
+    for each, (name, field), note in zip(axes, fields.items(), notes, strict=True):
+        picture = each.imshow(field.heat, cmap=HEAT, norm=PowerNorm(0.5, vmin=0, vmax=1), interpolation="nearest")
+        rows, columns = field.heat.shape
+        p, q = rows / field.grid[0], columns / field.grid[1]
+        each.set_xticks(np.arange(0, columns + 1, q) - 0.5, [])
+        each.set_yticks(np.arange(0, rows + 1, p) - 0.5, [])
+        each.grid(color="white", alpha=0.22, linewidth=0.7)
+        each.set_axisbelow(False)
+        centre = (field.token[0] + 0.5) * p - 0.5, (field.token[1] + 0.5) * q - 0.5
+        boxes = [((p, q), "solid"), *([(field.theory, (0, (4, 3)))] if field.theory else [])]
+        for (h, w), style in boxes:
+            corner = centre[1] - w / 2, centre[0] - h / 2
+            each.add_patch(Rectangle(corner, w, h, fill=False, edgecolor="#4cc2ff", linewidth=1.5, linestyle=style))
+        for spine in each.spines.values():
+            spine.set_visible(False)
+        each.set_xlim(-0.5, columns - 0.5)
+        each.set_ylim(rows - 0.5, -0.5)
+        each.set_title(_short(name, 36), pad=20)
+        each.text(0, 1.02, note, transform=each.transAxes, fontsize=8.5, color=MUTED, va="bottom")
+    assert picture is not None
+    bar = figure.colorbar(picture, ax=list(axes), shrink=0.75, aspect=26, pad=0.02, ticks=[0, 0.25, 1])
+    bar.ax.set_yticklabels(["0", "25", "100 %"])
+    bar.set_label("of the largest gradient", fontsize=8.5)
+    bar.outline.set_visible(False)  # type: ignore[operator]  # matplotlib's stubs have it callable
+    return figure
+
+
+def _fitted(image: np.ndarray, side: float = 2.3) -> tuple[float, float]:
+    """Height and width in inches of an image in its own shape."""
+    height, width = image.shape[:2]
+    return side * height / max(height, width), side * width / max(height, width)
+
+
+def _answers(axes: Axes, answers: Sequence[tuple[str, float]]) -> None:
+    """Names over bars, the answer in colour."""
+    axes.set_axis_off()
+    axes.set_xlim(0, 1.18)
+    axes.set_ylim(2.7, -0.75)  # room for three, however few there are
+    for row, (name, probability) in enumerate(answers[:3]):
+        colour, weight = (VAL, "bold") if row == 0 else (TRAIN, "normal")
+        axes.barh(row + 0.12, 1, height=0.14, color=FAINT)
+        axes.barh(row + 0.12, probability, height=0.14, color=colour)
+        axes.text(0, row - 0.06, _short(name, 24), fontsize=10 if row == 0 else 9, fontweight=weight, va="bottom")
+        axes.text(1.18, row + 0.12, f"{probability:.0%}", fontsize=8.5, color=MUTED, ha="right", va="center")
+
+
 def overlay(image: UInt8[np.ndarray, "H W c"], heat: Float[np.ndarray, "h w"]) -> UInt8[np.ndarray, "y x 3"]:
     """The image in grey under the colours of the map: the warmer, the more the colour covers."""
     big = upscaled(image)
@@ -274,16 +434,21 @@ def reliability(confidence: Float[np.ndarray, " b"], correct: Bool[np.ndarray, "
     if not confidence.size:
         return _notice("No images.")
     centres, accuracy, sure, count = calibration_bins(confidence, correct, bins)
-    figure = Figure(figsize=(4.8, 5.2))
+    figure = Figure(figsize=(4.8, 5.4))
     top, bottom = figure.subplots(2, 1, sharex=True, gridspec_kw={"height_ratios": [3.4, 1]})
     filled = count > 0
     top.plot([0, 1], [0, 1], color=MUTED, linewidth=1, linestyle=(0, (4, 4)), label="calibrated")
-    top.bar(centres[filled], accuracy[filled], width=0.86 / bins, color=BLUES(0.45), label="share that is right")
+    few = count < FEW  # their share says little
+    for which, colour, label in (
+        (filled & ~few, 0.45, "share that is right"),
+        (filled & few, 0.16, f"of under {FEW} images"),
+    ):
+        top.bar(centres[which], accuracy[which], width=0.86 / bins, color=BLUES(colour), label=label)
     top.plot(sure[filled], accuracy[filled], "o", color=VAL, markeredgecolor="white")
     top.set_title(f"Calibration: ECE {100 * calibration_error(confidence, correct, bins):.1f} %")
     top.set_ylabel("right")
     top.set_ylim(0, 1.02)
-    top.legend(loc="upper left")
+    figure.legend(loc="outside lower center", ncols=3, columnspacing=1.2, handlelength=1.4)
     bottom.bar(centres, count, width=0.86 / bins, color=TRAIN)
     bottom.set_xlabel("the model's confidence")
     bottom.set_ylabel("images")

@@ -1,5 +1,11 @@
 """From images to classes with a trained model."""
 
+import csv
+import io
+import json
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 
 import jax
@@ -44,3 +50,85 @@ class Predictor:
 
     def _sizes(self) -> list[int]:
         return [*(size for size in (1, 4, 16, 64, 256) if size < self.largest), self.largest]
+
+
+@dataclass(frozen=True)
+class Prediction:
+    file: str
+    classes: tuple[str, ...]  # the most probable first
+    probabilities: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class Unreadable:
+    file: str
+    reason: str  # one line, with the file's name
+
+
+def predict_files(
+    model: Predictor | Saved | str | Path, files: Sequence[Path | io.BytesIO], top: int = 3
+) -> Iterator[Prediction | Unreadable]:
+    """The `top` classes of each file, in order; what cannot be read is said and left out.
+
+    Files are read as they are needed: a folder may hold more images than memory does. Bytes go by the name "-".
+    """
+    if top < 1:
+        raise ValueError(f"top={top} must be at least 1")
+    predictor = model if isinstance(model, Predictor) else Predictor(model)
+    return _predict_files(predictor, files, top)
+
+
+def _predict_files(
+    predictor: Predictor, files: Sequence[Path | io.BytesIO], top: int
+) -> Iterator[Prediction | Unreadable]:
+    def read(file: Path | io.BytesIO) -> UInt8[np.ndarray, "H W c"] | Unreadable:
+        try:
+            return predictor.decode(file)
+        except ValueError as error:
+            return Unreadable(_name(file), str(error))
+
+    classes = predictor.saved.classes
+    with ThreadPoolExecutor() as pool:
+        for start in range(0, len(files), predictor.largest):
+            part = files[start : start + predictor.largest]
+            images = list(pool.map(read, part))
+            sound = [image for image in images if not isinstance(image, Unreadable)]
+            rows = iter(predictor(np.stack(sound)) if sound else ())
+            for file, image in zip(part, images, strict=True):
+                if isinstance(image, Unreadable):
+                    yield image
+                    continue
+                row = next(rows)
+                best = np.argsort(-row, kind="stable")[:top]
+                yield Prediction(_name(file), tuple(classes[i] for i in best), tuple(float(row[i]) for i in best))
+
+
+def as_csv(predictions: Sequence[Prediction]) -> str:
+    """A line an image: file, class, probability, class_2, probability_2 and so on."""
+    top = max((len(each.classes) for each in predictions), default=1)
+    numbers = ["", *(f"_{i}" for i in range(2, top + 1))]
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(["file", *(f"{word}{number}" for number in numbers for word in ("class", "probability"))])
+    for each in predictions:
+        pairs = zip(each.classes, each.probabilities, strict=True)
+        writer.writerow([each.file, *(value for name, p in pairs for value in (name, f"{p:.6f}"))])
+    return text.getvalue()
+
+
+def as_json(predictions: Sequence[Prediction]) -> str:
+    rows = [
+        {
+            "file": each.file,
+            "predictions": [
+                {"class": name, "probability": round(p, 6)}
+                for name, p in zip(each.classes, each.probabilities, strict=True)
+            ],
+        }
+        for each in predictions
+    ]
+    return json.dumps(rows, indent=2) + "\n"
+
+
+def _name(file: Path | io.BytesIO) -> str:
+    return str(file) if isinstance(file, Path) else "-"

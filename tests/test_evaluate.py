@@ -1,44 +1,157 @@
-"""Scores, by hand."""
+"""A trained model on its own test images and on others."""
 
+import json
+import shutil
+import sys
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
 import numpy as np
+import pytest
+from PIL import Image
 
-from smallvit.data import Split
-from smallvit.evaluate import calibration_error, score, split_logits
+from smallvit import cli
+from smallvit.data import Preprocess
+from smallvit.evaluate import evaluate_model
+from smallvit.predict import Predictor
+from smallvit.saved import Spec, from_pretrained, save_model
 
-LOGITS = np.log(np.array([[0.7, 0.2, 0.1], [0.6, 0.3, 0.1], [0.1, 0.2, 0.7], [0.25, 0.5, 0.25]], np.float32))
-LABELS = np.array([0, 1, 2, 1], np.int32)
-
-
-def test_scores():
-    scores = score(LOGITS, LABELS)
-    assert scores.top1 == 75
-    assert scores.top5 == 100
-    np.testing.assert_allclose(scores.loss, -np.log([0.7, 0.3, 0.7, 0.5]).mean(), rtol=1e-6)
-    np.testing.assert_array_equal(scores.confusion, [[1, 0, 0], [1, 1, 0], [0, 0, 1]])
-    np.testing.assert_allclose(scores.recall, [1, 0.5, 1])
-    np.testing.assert_allclose(scores.precision, [0.5, 1, 1])
-    np.testing.assert_allclose(scores.probabilities, np.exp(LOGITS), rtol=1e-6)
+SPEC = Spec("sl_vit_tiny_data", 3, (12, 12), dict(dim=16, depth=1, heads=2, mlp_dim=16, patch_size=4))
+CLASSES = ("red", "green", "blue")  # not in the order of the folders
 
 
-def test_a_class_without_images_has_no_recall():
-    scores = score(LOGITS[:1], LABELS[:1])
-    assert np.isnan(scores.recall[1])
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("model")
+    variables = jax.jit(SPEC.create().init)(jax.random.key(0), jnp.zeros((1, 12, 12, 3)))
+    save_model(folder, SPEC, variables, CLASSES, Preprocess((12, 12), 3, "crop", (0.5,) * 3, (0.2,) * 3))
+    return folder
 
 
-def test_calibration_error():
-    confidence = np.array([0.95, 0.95, 0.55, 0.55])
-    correct = np.array([True, False, True, True])
-    np.testing.assert_allclose(calibration_error(confidence, correct, bins=10), 0.5 * 0.45 + 0.5 * 0.45, rtol=1e-6)
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("SMALLVIT_FAST_ENV", "0")
 
 
-def test_every_image_is_predicted_once():
-    images = np.arange(7, dtype=np.uint8).reshape(7, 1, 1, 1)
-    split = Split(images, np.zeros(7, np.int32), [str(i) for i in range(7)])
-    sizes = []
+def run(monkeypatch: pytest.MonkeyPatch, *args: object) -> int:
+    monkeypatch.setattr(sys, "argv", ["smallvit", "evaluate", *map(str, args)])
+    try:
+        cli.main()
+    except SystemExit as end:
+        return int(end.code or 0)
+    return 0
 
-    def predict(batch: np.ndarray) -> np.ndarray:
-        sizes.append(len(batch))
-        return batch.reshape(-1, 1).astype(np.float32)
 
-    np.testing.assert_array_equal(split_logits(predict, split, 3)[:, 0], np.arange(7))
-    assert sizes == [3, 3, 3]
+def test_all_images_of_a_folder_under_the_models_labels(model: Path, photos: Path):
+    found = evaluate_model(model, photos, batch_size=50)
+    assert (found.data, found.part, len(found.split)) == ("photos", "train", 72)
+    predictor = Predictor(from_pretrained(model))
+    right = 0
+    for number, name in enumerate(CLASSES):
+        files = sorted((photos / name).iterdir())
+        predicted = predictor(np.stack([predictor.decode(file) for file in files])).argmax(axis=1)
+        np.testing.assert_array_equal(found.scores.confusion[number], np.bincount(predicted, minlength=3))
+        right += (predicted == number).sum()
+    assert found.scores.top1 == pytest.approx(100 * right / 72)
+
+
+@pytest.mark.parametrize("parts", [["train", "val", "test"], ["train", "val"], ["test"], ["val"]])
+def test_test_before_val(parts: list[str], model: Path, photos: Path, tmp_path: Path):
+    for number, part in enumerate(parts, start=1):
+        for name in ("blue", "red"):  # one class less than the model has, and few images
+            (tmp_path / "split" / part / name).mkdir(parents=True)
+            for i in range(number):
+                shutil.copy(photos / name / f"{i}.png", tmp_path / "split" / part / name)
+    found = evaluate_model(model, tmp_path / "split")
+    assert found.part == parts[-1]
+    assert found.scores.confusion.sum(axis=1).tolist() == [len(parts), 0, len(parts)]
+    assert found.notes == (f"{parts[-1]} has no images of green",)
+
+
+def test_arrays_of_other_sizes_and_channels(model: Path, tmp_path: Path):
+    grey = np.random.default_rng(0).integers(0, 256, (6, 24, 24)).astype(np.uint8)
+    classes = np.array(["blue", "red"])
+    np.savez(tmp_path / "a.npz", images=grey, labels=[0, 1, 0, 1, 1, 1], classes=classes)
+    found = evaluate_model(model, tmp_path / "a.npz")
+    assert found.split.images.shape == (6, 12, 12, 3)
+    assert found.scores.confusion.sum(axis=1).tolist() == [4, 0, 2]
+
+
+def test_broken_images_are_left_out(model: Path, photos: Path, tmp_path: Path):
+    (tmp_path / "few/red").mkdir(parents=True)
+    shutil.copy(photos / "red/0.png", tmp_path / "few/red")
+    (tmp_path / "few/red/1.png").write_bytes((photos / "red/1.png").read_bytes()[:-200])
+    found = evaluate_model(model, tmp_path / "few")
+    assert len(found.split) == 1
+    assert "skipped 1 file that cannot be read: red/1.png" in found.notes[0]
+    assert json.loads(json.dumps(found.to_json(), allow_nan=False))["per_class"][1]["recall"] is None
+
+
+@pytest.mark.xdist_group("train_run")
+def test_a_run_on_its_own_test_images(reference: Path, photos: Path, tmp_path: Path, monkeypatch, capfd):
+    folder = tmp_path / "run"
+    shutil.copytree(reference, folder)
+    result = json.loads((folder / "result.json").read_text())
+    assert run(monkeypatch, folder) == 0
+    stored = json.loads((folder / "evaluation/evaluation.json").read_text())
+    assert (stored["top1"], stored["loss"]) == (result["test_top1"], result["test_loss"])
+    assert (stored["part"], stored["images"], stored["top5"]) == ("test", 6, 100)
+    assert stored["images_per_second"] > 0
+    assert [sum(row) for row in stored["confusion"]] == [2, 2, 2]
+    assert {row["class"] for row in stored["per_class"]} == {"blue", "green", "red"}
+    for name in ("confusion", "reliability", "worst-mistakes"):
+        with Image.open(folder / f"evaluation/{name}.png") as picture:
+            picture.load()
+    printed = capfd.readouterr().out
+    assert f"{result['test_top1']:.2f} %" in printed
+    assert "top-5" not in printed  # of three classes
+
+    # The folder that it was trained on, named: not the images that it has seen.
+    found = evaluate_model(folder / "model", photos)
+    assert (found.part, len(found.split)) == ("test", 6)
+
+    config = json.loads((folder / "config.json").read_text())
+    changed = tmp_path / "changed"
+    shutil.copytree(photos, changed)
+    (changed / "red/3.png").unlink()
+    config["config"]["data"] = str(changed)
+    (folder / "config.json").write_text(json.dumps(config))
+    assert "has changed since the training" in evaluate_model(folder).notes[-1]
+
+    shutil.rmtree(changed)
+    assert run(monkeypatch, folder, "--out", tmp_path / "none") == 2
+    assert f"cannot be had ({changed}: there is no such folder or file): give other data" in capfd.readouterr().err
+    assert not (tmp_path / "none").exists()
+
+
+MISTAKES = {
+    "no model": (["{photos}"], "{photos} holds no model"),
+    "no data": (["{model}"], "{model} does not say what it was trained on: give the data"),
+    "missing": (["{model}", "{tmp}/x"], "{tmp}/x: there is no such folder or file"),
+    "a name nearly right": (["{model}", "cifar11"], "unknown data set 'cifar11', did you mean"),
+    "other classes": (["{model}", "{tmp}/other"], "{tmp}/other has classes that the model does not know: cat, dog; it"),
+    "other names": (["{model}", "fashion-mnist-10k"], "fashion-mnist-10k has classes that the model does not know: T-"),
+    "no class folders": (["{model}", "{photos}/red"], "{photos}/red holds no images in class folders"),
+    "all broken": (["{model}", "{tmp}/broken"], "{tmp}/broken holds no images that can be read: skipped 1 file"),
+    "batch": (["{model}", "{photos}", "--batch-size", "0"], "batch_size=0 must be at least 1"),
+    "out": (["{model}", "{photos}", "--out", "{photos}/red/0.png"], "cannot write to {photos}/red/0.png"),
+}
+
+
+@pytest.mark.usefixtures("as_a_user")
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_mistakes(mistake: str, model: Path, photos: Path, tmp_path: Path, monkeypatch, capfd):
+    for name in ("other/cat", "other/dog", "broken/red"):
+        (tmp_path / name).mkdir(parents=True)
+        (tmp_path / name / "1.png").write_bytes(b"none")
+    args, message = MISTAKES[mistake]
+    places = {"model": model, "photos": photos, "tmp": tmp_path}
+    before = sorted(model.rglob("*"))
+    assert run(monkeypatch, *(arg.format(**places) for arg in args)) == 2
+    printed = capfd.readouterr()
+    assert printed.out == ""
+    *_, line = printed.err.splitlines()
+    assert line.startswith(f"smallvit: {message.format(**places)}")
+    assert sorted(model.rglob("*")) == before

@@ -174,3 +174,69 @@ def test_tokens_of_oblong_patches_find_their_place():
     tokens = explain.rollout([weights], prefix=0)
     expected = explain.unit_range(np.asarray(jax.image.resize(tokens.reshape(1, 3, 4), (1, 9, 20), "linear")))
     np.testing.assert_allclose(heat, expected, atol=1e-5)
+
+
+def test_class_attention_is_the_class_tokens_row():
+    model, variables, images = example("vit")
+    maps = explain.attention_maps(model, variables, images)
+    found = explain.class_attention(model, variables, images)
+    assert list(found) == list(maps)
+    for path, read in found.items():
+        np.testing.assert_array_equal(read, maps[path][:, :, 0, 1:].reshape(*maps[path].shape[:2], 4, 4))
+
+
+def test_without_a_class_token_all_tokens_read():
+    model, variables, images = example("vit", pool="mean")
+    maps = explain.attention_maps(model, variables, images)
+    for path, read in explain.class_attention(model, variables, images).items():
+        np.testing.assert_allclose(read.reshape(*read.shape[:2], -1), maps[path].mean(axis=2))
+
+
+def test_class_attention_leaves_windows_out():
+    assert explain.class_attention(*example("swin")) == {}
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_receptive_field_of_every_architecture(name):
+    field = explain.receptive_field(*example(name))
+    assert field.heat.shape == CASES[name].size
+    assert field.heat.max() == pytest.approx(1)
+    assert min(field.measured) >= 1
+    if field.theory is not None:
+        assert all(m <= t for m, t in zip(field.measured, field.theory, strict=True))  # less at a border
+
+
+@pytest.mark.parametrize("spt, shift, sees", [(False, None, 4), (True, None, 8), ("cardinal", 1, 6), (True, 0, 4)])
+def test_a_token_sees_its_patch_and_with_spt_around_it(spt, shift, sees):
+    model = smallvit.create_model(
+        "vit_tiny_data", image_size=16, num_classes=2, patch_size=4, dim=8, depth=1, spt=spt, spt_shift=shift
+    )
+    images = np.random.default_rng(1).standard_normal((2, 16, 16, 3), np.float32)
+    field = explain.receptive_field(model, some_variables(model, images), images, token=(1, 2))
+    assert field.theory == field.measured == (sees, sees)
+    around = (sees - 4) // 2
+    seen = np.zeros((16, 16), bool)
+    seen[4 - around : 8 + around, 8 - around : 12 + around] = True
+    if spt != "cardinal":  # whose copies leave out the corners
+        np.testing.assert_array_equal(field.heat > 0, seen)
+    assert not field.heat[~seen].any()
+
+
+def test_receptive_field_of_no_token():
+    with pytest.raises(ValueError, match="token 4, 0 is not in the grid of 4 x 4"):
+        explain.receptive_field(*example("vit"), token=(4, 0))
+
+
+def test_attention_by_layer():
+    model, variables, images = example("vit", lsa=True)
+    rows = explain.attention_by_layer(model, variables, images)
+    maps = explain.attention_maps(model, variables, images)
+    assert [row.path for row in rows] == list(maps)
+    row, p = rows[0], maps[rows[0].path]
+    learned = variables["params"]["block_0"]["attention"]["attend"]["temperature"]
+    np.testing.assert_allclose(row.temperature, 1 / learned, rtol=1e-5)
+    assert row.even == pytest.approx(np.log(17))
+    assert (row.entropy < row.even).all()
+    np.testing.assert_allclose(row.distance, explain.attention_distance({"": p}, (4, 4))[""])
+    assert explain.attention_by_layer(*example("vit"))[0].temperature is None
+    assert explain.attention_by_layer(*example("swin"))[0].distance is None

@@ -41,13 +41,18 @@ def from_arrays(
 
     train = splits["train"].images
     size = image_size or choose_size({train.shape[1:3]}, np.full(1, min(train.shape[1:3])))
-    splits = {part: Split(_resized(s.images, size, fit), s.labels, s.names) for part, s in splits.items()}
+    splits = {part: Split(resized(s.images, size, fit), s.labels, s.names) for part, s in splits.items()}
     mean, std = mean_std or mean_and_std(splits["train"].images)
     preprocess = Preprocess(size, train.shape[3], fit, mean, std)
     return Dataset(name, tuple(classes), splits["train"], splits["val"], splits.get("test"), preprocess, (note,))
 
 
 def load_npz(path: Path, *, image_size: tuple[int, int] | None, fit: Fit, seed: int) -> Dataset:
+    classes, given = read_npz(path)
+    return from_arrays(path.stem, classes, given, image_size=image_size, fit=fit, seed=seed)
+
+
+def read_npz(path: Path) -> tuple[list[str], dict[str, Labelled]]:
     """`images` and `labels`, or `train_images`, `train_labels` and so on for val and test; perhaps `classes`."""
     if not zipfile.is_zipfile(path):
         raise ValueError(f"cannot read {path} as an .npz file: it is not what numpy.savez writes, or not all of it")
@@ -77,8 +82,7 @@ def load_npz(path: Path, *, image_size: tuple[int, int] | None, fit: Fit, seed: 
             raise ValueError(f"{path}: the images of train and {part} differ in shape: {shapes}")
 
     highest = max(int(labels.max()) for _, labels in given.values())
-    classes = _checked_classes(arrays.get("classes"), highest, sum(len(s.labels) for s in given.values()), path)
-    return from_arrays(path.stem, classes, given, image_size=image_size, fit=fit, seed=seed)
+    return _checked_classes(arrays.get("classes"), highest, sum(len(s.labels) for s in given.values()), path), given
 
 
 _NAMES = {f"{part}{kind}" for part in ("", "train_", "val_", "test_") for kind in ("images", "labels")} | {"classes"}
@@ -128,7 +132,7 @@ def _checked_classes(classes: np.ndarray | None, highest: int, n: int, path: Pat
     return names
 
 
-def _resized(images: UInt8[np.ndarray, "n H W c"], size: tuple[int, int], fit: Fit) -> UInt8[np.ndarray, "n h w c"]:
+def resized(images: UInt8[np.ndarray, "n H W c"], size: tuple[int, int], fit: Fit) -> UInt8[np.ndarray, "n h w c"]:
     if images.shape[1:3] == size:
         return images
     # One after the other: measured on 28 pixels, threads that each do so little take longer.

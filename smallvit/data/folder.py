@@ -85,6 +85,44 @@ def load_folder(folder: Path, *, image_size: tuple[int, int] | None, fit: Fit, s
     )
 
 
+def load_test_folder(
+    folder: Path, classes: Sequence[str], preprocess: Preprocess, cache_dir: Path
+) -> tuple[str, Split, list[str]]:
+    """What to test a model of these classes on: test if there is one, else val, else train or all of the folder."""
+    folders = _folders(folder)
+    parts = _parts(folder, folders)
+    split = bool(parts) and (len(parts) == len(folders) or ("train" in parts and len(parts) > 1))
+    part = next(part for part in ("test", "val", "train") if part in parts) if split else "train"
+    top = parts[part] if split else folder
+    numbers = {name: number for number, name in enumerate(classes)}
+    listed = [Listed(file, part, numbers.get(path.name, -1)) for path in _folders(top) for file in images_below(path)]
+    if not listed:
+        raise ValueError(f"{top} holds no images in class folders: expected {LAYOUT}")
+    if unknown := sorted({entry.path.relative_to(top).parts[0] for entry in listed if entry.label < 0}, key=natural):
+        raise unknown_classes(str(top), unknown, classes)
+
+    scanned = in_threads(_scan, listed, f"reading {len(listed):,} files")
+    found = [entry for entry in scanned if isinstance(entry, Found)]
+    unreadable = [entry for entry in scanned if isinstance(entry, str)]
+    while found:
+        files = [(partial(Path, entry.path), entry.content) for entry in found]
+        images = decoded(files, preprocess.size, preprocess.channels, preprocess.fit, cache_dir)
+        if not isinstance(images, dict):
+            labels = np.array([entry.label for entry in found], np.int32)
+            names = [entry.path.relative_to(folder).as_posix() for entry in found]
+            notes = [*_unreadable_note(folder, unreadable), *_missing_classes(classes, {part: found})]
+            return part, Split(images, labels, names), notes
+        unreadable += images.values()
+        found = [entry for row, entry in enumerate(found) if row not in images]
+    (why,) = _unreadable_note(folder, unreadable)
+    raise ValueError(f"{top} holds no images that can be read: {why}")
+
+
+def unknown_classes(where: str, unknown: Sequence[str], classes: Sequence[str]) -> ValueError:
+    rule = f"it knows {_some(classes)}; name them alike, or leave others out"
+    return ValueError(f"{where} has classes that the model does not know: {_some(unknown)}; {rule}")
+
+
 def natural(name: str) -> tuple[list[str | int], str]:
     """A key to sort by: image2 stands before image10."""
     return [int(word) if word.isdecimal() else word for word in re.split(r"(\d+)", name.casefold())], name
@@ -93,13 +131,7 @@ def natural(name: str) -> tuple[list[str | int], str]:
 def _list(folder: Path) -> tuple[list[str], list[Listed], list[str]]:
     """The classes and all files that look like images, and notes about the layout."""
     folders = _folders(folder)
-    parts: dict[str, Path] = {}
-    for path in folders:
-        if (part := SPLIT_NAMES.get(path.name.lower())) is None:
-            continue
-        if part in parts:
-            raise ValueError(f"{folder} has both {parts[part].name} and {path.name}: which is the {part} split?")
-        parts[part] = path
+    parts = _parts(folder, folders)
     notes = []
     if "train" in parts and len(parts) >= min(2, len(folders)):
         if ignored := [path.name for path in folders if path not in parts.values()]:
@@ -123,13 +155,25 @@ def _list(folder: Path) -> tuple[list[str], list[Listed], list[str]]:
         Listed(file, part, label)
         for part, path in parts.items()
         for label, name in enumerate(classes)
-        for file in _images(path / name)
+        for file in images_below(path / name)
     ]
     if not listed:
         raise ValueError(
             f"{folder} holds no images: expected {LAYOUT}, with files such as .jpg, .png, .webp, .bmp, .gif or .tif"
         )
     return classes, listed, notes
+
+
+def _parts(folder: Path, folders: Sequence[Path]) -> dict[str, Path]:
+    """Of these folders in it, those that are named like a split."""
+    parts: dict[str, Path] = {}
+    for path in folders:
+        if (part := SPLIT_NAMES.get(path.name.lower())) is None:
+            continue
+        if part in parts:
+            raise ValueError(f"{folder} has both {parts[part].name} and {path.name}: which is the {part} split?")
+        parts[part] = path
+    return parts
 
 
 def _folders(path: Path) -> list[Path]:
@@ -141,7 +185,7 @@ def _folders(path: Path) -> list[Path]:
     return sorted(folders, key=lambda entry: natural(entry.name))
 
 
-def _images(folder: Path) -> Iterable[Path]:
+def images_below(folder: Path) -> Iterable[Path]:
     if not folder.is_dir():
         return
     for parent, folders, files in os.walk(folder):

@@ -59,6 +59,11 @@ class PatchEmbed(nn.Module):
     norm: Factory | None = None
     dense: Factory = Dense
 
+    @property
+    def sees(self) -> tuple[int, int]:
+        """Height and width of the part of the image behind a token."""
+        return pair(self.patch_size)
+
     @nn.compact
     def __call__(self, image: Float[Array, "b H W c"]) -> Float[Array, "b n d"]:
         x = rearrange(patchify(image, self.patch_size), "b h w p -> b (h w) p")
@@ -81,11 +86,21 @@ class SPT(nn.Module):
     dense: Factory = Dense
     norm: Factory = LayerNorm
 
-    @nn.compact
-    def __call__(self, image: Float[Array, "b H W c"]) -> Float[Array, "b n d"]:
+    @property
+    def shifts(self) -> tuple[int, int]:
         p, q = pair(self.patch_size)
         shift = (p // 2, q // 2) if self.shift is None else self.shift
-        x = patchify(shifted_copies(image, shift, self.directions), (p, q))
+        return (shift, shift) if isinstance(shift, int) else shift
+
+    @property
+    def sees(self) -> tuple[int, int]:
+        """Height and width of the part of the image behind a token."""
+        (p, q), (down, across) = pair(self.patch_size), self.shifts
+        return p + 2 * down, q + 2 * across
+
+    @nn.compact
+    def __call__(self, image: Float[Array, "b H W c"]) -> Float[Array, "b n d"]:
+        x = patchify(shifted_copies(image, self.shifts, self.directions), self.patch_size)
         x = rearrange(x, "b h w p -> b (h w) p")
         return self.dense(self.dim, name="dense")(self.norm(name="norm")(x))
 

@@ -10,11 +10,11 @@ import numpy as np
 from smallvit import plots
 from smallvit.augment import augment_images
 from smallvit.data import Dataset, Split
-from smallvit.evaluate import Scores, score, split_logits
 from smallvit.explain import saliency
 from smallvit.files import read_json, write_json
 from smallvit.report import per_class, write_report
 from smallvit.saved import Saved, from_pretrained
+from smallvit.scores import Scores, score, split_logits
 from smallvit.train.config import TrainConfig
 from smallvit.train.progress import Reporter, duration
 from smallvit.train.run import CONFIG, RESULT

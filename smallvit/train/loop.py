@@ -253,7 +253,7 @@ def _trainer(config: TrainConfig, data: Dataset, spec: Spec, say: Reporter) -> T
 def _plan(config: TrainConfig, trainer: Trainer, folder: Path, started: float) -> Plan:
     """The stored plan of a run that goes on, or a new one, stored."""
     data = trainer.data
-    digest = _digest(data)
+    digest = data_digest(data)
     if (folder / PLAN).exists():
         plan = Plan(**read_json(folder / PLAN))
         if plan.data != digest:
@@ -293,7 +293,7 @@ def _measure(trainer: Trainer, seconds: float = 4.0) -> tuple[float, float]:
     return statistics.mean(times[len(times) // 2 :]), time.monotonic() - before
 
 
-def _digest(data: Dataset) -> str:
+def data_digest(data: Dataset) -> str:
     """Of the labels and of a sample of the images: enough to notice other data."""
     rows = np.unique(np.linspace(0, len(data.train) - 1, 64).astype(np.int64))
     digest = hashlib.sha256(data.train.labels.tobytes())

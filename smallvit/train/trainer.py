@@ -10,8 +10,8 @@ from jax.sharding import Mesh
 from jaxtyping import Float, PyTree, UInt8
 
 from smallvit.data import Dataset, Split, batch_indices
-from smallvit.evaluate import Scores, score, split_logits
 from smallvit.layers import Classifier
+from smallvit.scores import Scores, score, split_logits
 from smallvit.train.mesh import over_images, over_weights, replicated, spread
 from smallvit.train.optimiser import optimiser
 from smallvit.train.recipe import Recipe
