@@ -1,6 +1,9 @@
 """Vision transformers that learn from small image data sets, from scratch, in JAX and Flax."""
 
 from smallvit.convert.load import load_pretrained
+from smallvit.data import load_data
+from smallvit.evaluate import Evaluation, evaluate_model
+from smallvit.explained import Explainer
 from smallvit.layers import SPT, PatchMerger, resample_positions
 from smallvit.models import (
     CaiT,
@@ -20,7 +23,9 @@ from smallvit.models import (
     TwinsSVT,
     ViT,
 )
+from smallvit.predict import Predictor, predict_files
 from smallvit.registry import create_model, list_models
+from smallvit.saved import from_pretrained
 
 __version__ = "0.1.0"
 
@@ -31,10 +36,13 @@ __all__ = [
     "CrossViT",
     "CvT",
     "DeepViT",
+    "Evaluation",
+    "Explainer",
     "LeViT",
     "NesT",
     "PatchMerger",
     "PiT",
+    "Predictor",
     "RegionViT",
     "SLViT",
     "ScalableViT",
@@ -44,7 +52,11 @@ __all__ = [
     "TwinsSVT",
     "ViT",
     "create_model",
+    "evaluate_model",
+    "from_pretrained",
     "list_models",
+    "load_data",
     "load_pretrained",
+    "predict_files",
     "resample_positions",
 ]
