@@ -2,7 +2,10 @@
 
 from smallvit.compare import CompareConfig, compare
 from smallvit.convert.load import load_pretrained
+from smallvit.data import load_data
 from smallvit.env import fast_env
+from smallvit.evaluate import Evaluation, evaluate_model
+from smallvit.explained import Explainer
 from smallvit.export import export_model
 from smallvit.hub import pull, push
 from smallvit.layers import SPT, PatchMerger, resample_positions
@@ -25,6 +28,7 @@ from smallvit.models import (
     ViT,
 )
 from smallvit.nnx import to_nnx
+from smallvit.predict import Predictor, predict_files
 from smallvit.registry import create_model, list_models
 from smallvit.saved import from_pretrained
 from smallvit.train import TrainConfig, train
@@ -39,10 +43,13 @@ __all__ = [
     "CrossViT",
     "CvT",
     "DeepViT",
+    "Evaluation",
+    "Explainer",
     "LeViT",
     "NesT",
     "PatchMerger",
     "PiT",
+    "Predictor",
     "RegionViT",
     "SLViT",
     "ScalableViT",
@@ -54,11 +61,14 @@ __all__ = [
     "ViT",
     "compare",
     "create_model",
+    "evaluate_model",
     "export_model",
     "fast_env",
     "from_pretrained",
     "list_models",
+    "load_data",
     "load_pretrained",
+    "predict_files",
     "pull",
     "push",
     "resample_positions",

@@ -109,9 +109,9 @@ class Explainer:
         return plots.explanation([plots.Panel(e.model, e.image, e.heat, e.answers) for e in explained], what)
 
     def heads_picture(self, explained: Sequence[Explained]) -> Figure:
-        maps = {each.model: each.heads for each in explained if each.heads is not None}
-        titles = {name: f"{name}, {self.layers[name].removesuffix('/attend')}" for name in maps}
-        return plots.heads(explained[0].image, maps, titles)
+        titles = [f"{each.model}, {self.layers[each.model].removesuffix('/attend')}" for each in explained]
+        maps = [each.heads for each in explained if each.heads is not None]
+        return plots.heads([each.image for each in explained], maps, titles)
 
 
 @dataclass(frozen=True)

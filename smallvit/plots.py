@@ -281,16 +281,16 @@ def explanation(panels: Sequence[Panel], what: str) -> Figure:
 
 @_styled
 def heads(
-    image: UInt8[np.ndarray, "H W c"], maps: Mapping[str, Float[np.ndarray, "heads h w"]], titles: Mapping[str, str]
+    images: Sequence[UInt8[np.ndarray, "_ _ _"]], maps: Sequence[Float[np.ndarray, "_ _ _"]], titles: Sequence[str]
 ) -> Figure:
-    """The image, then an overlay for each head, each scaled by itself; block by block for each model."""
-    height, width = _fitted(image, 1.7)
-    columns = min(6, 1 + max(len(each) for each in maps.values()))
-    rows = [-(-(len(each) + 1) // columns) for each in maps.values()]
+    """Of each model the image, then an overlay for each head, each scaled by itself."""
+    height, width = _fitted(images[0], 1.7)
+    columns = min(6, 1 + max(map(len, maps)))
+    rows = [-(-(len(each) + 1) // columns) for each in maps]
     figure = Figure(figsize=(columns * (width + 0.08) + 0.2, sum(rows) * (height + 0.22) + 0.3 * len(maps)))
     parts = figure.subfigures(len(maps), 1, squeeze=False, height_ratios=[n * (height + 0.22) + 0.3 for n in rows])
-    for part, lines, (name, each) in zip(parts[:, 0], rows, maps.items(), strict=True):
-        part.suptitle(titles[name], x=0.012, ha="left", fontsize=10, fontweight="bold")
+    for part, lines, image, each, title in zip(parts[:, 0], rows, images, maps, titles, strict=True):
+        part.suptitle(title, x=0.012, ha="left", fontsize=10, fontweight="bold")
         axes = list(part.subplots(lines, columns, squeeze=False).flat)
         for place in axes[1 + len(each) :]:
             place.set_axis_off()
@@ -357,7 +357,7 @@ def receptive_fields(fields: Mapping[str, Field], notes: Sequence[str]) -> Figur
     first = next(iter(fields.values())).heat
     height, width = 3.4 * np.array(first.shape) / max(first.shape)
     width = max(float(width), 2.6)
-    figure = Figure(figsize=(len(fields) * (width + 0.3) + 0.5, float(height) + 0.62))
+    figure = Figure(figsize=(len(fields) * (width + 0.3) + 0.5, float(height) + 0.78))
     axes = figure.subplots(1, len(fields), squeeze=False)[0]
     picture = None
     for each, (name, field), note in zip(axes, fields.items(), notes, strict=True):
