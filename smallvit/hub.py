@@ -6,7 +6,7 @@ from shutil import copyfile
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from smallvit.extras import need
+from smallvit.extras import first_line, need
 from smallvit.files import read_json, write_bytes, write_safely
 from smallvit.saved import CONFIG, WEIGHTS, Saved, from_pretrained, model_folder
 
@@ -24,7 +24,7 @@ def push(run: str | Path, repo: str, *, private: bool = False) -> str:
             api.upload_folder(repo_id=made.repo_id, folder_path=folder, commit_message="Upload a smallvit model")
         except Exception as error:  # the hub's many errors all mean that nothing was uploaded
             raise ValueError(
-                f"cannot push to {repo} ({_reason(error)}): check name, network and `hf auth login`"
+                f"cannot push to {repo} ({first_line(error)}): check name, network and `hf auth login`"
             ) from None
     return str(made)
 
@@ -35,7 +35,7 @@ def pull(repo: str, *, revision: str | None = None) -> Saved:
     try:
         folder = hub.snapshot_download(repo, revision=revision, allow_patterns=[CONFIG, WEIGHTS])
     except Exception as error:  # as above
-        raise ValueError(f"cannot pull {repo} ({_reason(error)}): check name and network") from None
+        raise ValueError(f"cannot pull {repo} ({first_line(error)}): check name and network") from None
     try:
         return from_pretrained(folder)
     except ValueError as error:
@@ -101,7 +101,3 @@ wants `(pixels / 255 - mean) / std` with mean {_numbers(preprocess.mean)} and st
 
 def _numbers(values: tuple[float, ...]) -> str:
     return ", ".join(f"{value:.4f}" for value in values)
-
-
-def _reason(error: Exception) -> str:
-    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)

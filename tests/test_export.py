@@ -113,6 +113,17 @@ def test_an_export_that_is_not_equal_is_not_written(folder: Path, tmp_path: Path
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.usefixtures("as_a_user")
+def test_what_a_converter_cannot_do_is_one_line(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    def fail(*_: object) -> None:
+        raise NotImplementedError("\nno such operation\nand much more")
+
+    monkeypatch.setattr(exporting, "_read_safetensors", fail)
+    with pytest.raises(ValueError, match=r"^sl_vit_tiny_data cannot be exported to safetensors \(no such operation\)$"):
+        smallvit.export_model(folder, "safetensors", tmp_path / "m.safetensors")
+    assert list(tmp_path.iterdir()) == []
+
+
 MISTAKES: dict[str, tuple[list[str], str]] = {
     "no folder": (["{tmp}/none", "--format", "onnx"], "{tmp}/none holds no model"),
     "a folder without a model": (["{tmp}", "--format", "stablehlo"], "{tmp} holds no model"),
@@ -128,7 +139,10 @@ MISTAKES: dict[str, tuple[list[str], str]] = {
         ["{model}", "--format", "safetensors", "--out", "{tmp}/file/m.safetensors"],
         "cannot write to {tmp}/file",
     ),
-    "no onnx": (["{model}", "--format", "onnx", "--out", "{tmp}/m.onnx"], "pip install 'smallvit[onnx]'"),
+    "no onnx": (
+        ["{model}", "--format", "onnx", "--out", "{tmp}/m.onnx"],
+        "export to onnx needs jax2onnx: pip install 'smallvit[onnx]'",
+    ),
     "no flatbuffers": (
         ["{model}", "--format", "stablehlo", "--out", "{tmp}/m.stablehlo"],
         "pip install 'smallvit[stablehlo]'",
@@ -145,7 +159,7 @@ def test_mistakes(
     (tmp_path / "folder.safetensors").mkdir()
     (tmp_path / "file").write_text("")
     before = sorted(tmp_path.rglob("*"))
-    for package in ("onnx", "flatbuffers"):
+    for package in ("jax2onnx", "flatbuffers"):
         monkeypatch.setitem(sys.modules, package, None)  # as if not installed
     monkeypatch.setenv("SMALLVIT_FAST_ENV", "0")
     args = [arg.format(tmp=tmp_path, model=folder) for arg in args]

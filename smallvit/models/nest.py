@@ -3,6 +3,7 @@
 from functools import partial
 
 import flax.linen as nn
+import jax.numpy as jnp
 from einops import rearrange
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float
@@ -106,8 +107,9 @@ class Aggregate(nn.Module):
     @nn.compact
     def __call__(self, x: Float[Array, "b h w c"]) -> Float[Array, "b i j d"]:
         x = self.norm(name="norm")(Conv(self.dim, 3, padding=1, dtype=self.dtype, name="conv")(x))
-        # The authors' "SAME" pads the bottom and the right only.
-        return nn.max_pool(x, (3, 3), (2, 2), ((0, 1), (0, 1)))  # type: ignore[arg-type]
+        # The authors' "SAME" pads the bottom and the right only, on its own here for the sake of the ONNX export.
+        x = jnp.pad(x, ((0, 0), (0, 1), (0, 1), (0, 0)), constant_values=-jnp.inf)
+        return nn.max_pool(x, window_shape=(3, 3), strides=(2, 2))
 
 
 _nest = dict(image_size=224, patch_size=4, num_hierarchies=3)
