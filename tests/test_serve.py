@@ -212,6 +212,17 @@ def test_refusals(client: TestClient, name: str):
     assert (answer.status_code, message in answer.json()["error"]) == (status, True), answer.text
 
 
+def test_explain_has_limits_of_its_own(client: TestClient):
+    form = [("a", (f"{i}", photo(i))) for i in range(3)]
+    assert len(client.post("/explain", files=form[:2]).json()["images"]) == 2
+    many = client.post("/explain", files=form)
+    assert (many.status_code, "at most 2 images" in many.json()["error"]) == (413, True)
+    with client.app.state.service.maps.admit(LIMITS.explain_queue):  # type: ignore[attr-defined]
+        full = client.post("/explain", content=photo(), headers=IMAGE)
+        assert client.post("/predict", content=photo(), headers=IMAGE).status_code == 200
+    assert (full.status_code, full.headers["retry-after"]) == (503, "1")
+
+
 def test_an_upload_is_cut_off_early(client: TestClient):
     read = 0
 
