@@ -114,7 +114,8 @@ def test_a_full_disk_keeps_the_last_state(reference: Path, photos: Path, env: di
     ]
     run = subprocess.run(limited, env=env, capture_output=True, text=True, timeout=300)
     assert run.returncode == 1, run.stderr
-    assert f"cannot write to {folder} (File too large)" in run.stderr.splitlines()[-1]
+    # Among the complaints of orbax's threads about a disk that fills up under them.
+    assert f"smallvit: cannot write to {folder} (File too large)" in run.stderr
     assert checkpoints(folder) == []
     again = subprocess.run(command("--resume", folder), env=env, capture_output=True, text=True, timeout=300)
     assert again.returncode == 0, again.stderr
