@@ -6,6 +6,10 @@ A newcomer adds a row. `COUNTS` has the parameters of every registered name at i
 from dataclasses import dataclass, field
 from typing import Any
 
+import jax
+import jax.numpy as jnp
+import numpy as np
+
 import smallvit
 from smallvit.layers import Classifier
 from smallvit.models import KerasViT
@@ -23,6 +27,19 @@ class Case:
 
     def make(self, **changes: Any) -> Classifier:
         return self.cls(**{"num_classes": 7, **self.fields, **changes})
+
+    def draw(self, model: Classifier) -> Any:
+        """Variables without the initialisers, which take longer to compile than the model: none is 0, few are alike."""
+        images = jax.ShapeDtypeStruct((1, *self.size, self.channels), jnp.float32)
+        random = np.random.default_rng(0)
+
+        def fill(path: tuple[Any, ...], leaf: jax.ShapeDtypeStruct) -> np.ndarray:
+            if path[-1].key in ("scale", "var", "temperature"):  # positive
+                return random.uniform(0.5, 1, leaf.shape).astype(np.float32)
+            inputs = np.prod(leaf.shape[:-1])
+            return (random.standard_normal(leaf.shape) * max(inputs, 4) ** -0.5).astype(np.float32)
+
+        return jax.tree_util.tree_map_with_path(fill, jax.eval_shape(model.init, jax.random.key(0), images))
 
 
 _VIT = dict(image_size=16, patch_size=4, dim=16, depth=2, heads=2, dim_head=8, mlp_dim=24, token_std=1.0)

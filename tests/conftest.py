@@ -15,10 +15,15 @@ from tests.runs import QUICK, command
 
 jaxtyping.install_import_hook("smallvit", "beartype.beartype")
 
+# Tests compile far more than they compute: of all settings these make a program in half the time.
+os.environ.setdefault(
+    "XLA_FLAGS", "--xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1"
+)  # read when the first device is asked for
+jax.config.update("jax_disable_most_optimizations", True)
+jax.config.update("jax_default_prng_impl", "rbg")  # the default generator is long to compile
+
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
-jax.config.update("jax_disable_most_optimizations", True)  # tests compile far more than they compute,
-jax.config.update("jax_default_prng_impl", "rbg")  # and the default generator is long to compile
 
 
 @pytest.fixture
@@ -46,7 +51,8 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def env(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """One cache of compiled programs for all these runs."""
-    return {**os.environ, "XDG_CACHE_HOME": str(tmp_path_factory.mktemp("cache")), "SMALLVIT_FAST_ENV": "0"}
+    cache = str(tmp_path_factory.mktemp("cache"))
+    return {**os.environ, "XDG_CACHE_HOME": cache, "SMALLVIT_FAST_ENV": "0", "JAX_DISABLE_MOST_OPTIMIZATIONS": "1"}
 
 
 @pytest.fixture(scope="session")

@@ -39,6 +39,7 @@ def readable(
 class Attend(nn.Module):
     """softmax(q k' scale + bias) v, per head, and the seams where architectures differ.
 
+    Tokens come and go as projections make and read them, head after head; q alone is all three, side by side.
     `bias` makes a module that returns (h, n, m), added to the logits; `pre` and `post` make modules that mix the
     heads before and after the softmax. With LSA the scale is learned, one a head, and where queries and keys are
     the same tokens (`same_tokens`; the queries may be the first few of the keys) no token reads itself: the
@@ -58,31 +59,31 @@ class Attend(nn.Module):
     @nn.compact
     def __call__(
         self,
-        q: Float[Array, "*lead h n d"],
-        k: Float[Array, "*lead h m d"],
-        v: Float[Array, "*lead h m e"],
+        q: Float[Array, "*lead n a"],
+        k: Float[Array, "*lead m a"] | None = None,
+        v: Float[Array, "*lead m c"] | None = None,
         *,
+        heads: int,
         same_tokens: bool,
         allowed: Bool[np.ndarray, "*some n m"] | None = None,
         train: bool = False,
-    ) -> Float[Array, "*lead h n e"]:
-        heads, n, d = q.shape[-3:]
+    ) -> Float[Array, "*lead n e"]:
         learned, masked = lsa_parts(self.lsa)
-        scale = d**-0.5 if self.scale is None else self.scale
+        scale = self.first_scale(heads, q, k)
         if learned:
             shape = (1,) if self.shared_temperature else (heads,)
             temperature = self.param("temperature", nn.initializers.constant(scale), shape)
-            q = q * align(temperature[:, None, None], q).astype(q.dtype)
         else:
-            q = q * scale
-        bias = None if self.bias is None else align(self.bias(name="bias")(), q)
-        keep = readable(n, k.shape[-2], allowed, mask_diagonal=masked and same_tokens)
-        keep = None if keep is None else keep.reshape((1,) * (q.ndim - keep.ndim) + keep.shape)
+            temperature = jnp.full((1,), scale, jnp.float32)
+        bias = None if self.bias is None else self.bias(name="bias")()
+        plain = self.pre is None and self.post is None and not (train and self.dropout)
+        if plain and not self.is_mutable_collection("intermediates"):
+            return attend(q, k, v, temperature, bias, allowed, heads=heads, mask_diagonal=masked and same_tokens)
 
-        seen = self.is_mutable_collection("intermediates")
-        if self.pre is None and self.post is None and not (train and self.dropout) and not seen:
-            return attend(q, k, v, bias, keep)
-        logits = _logits(q, k, bias, None if self.pre else keep)
+        q, k, v = _head_major(q, k, v, heads)
+        keep = _keep(q, k, allowed, mask_diagonal=masked and same_tokens)
+        bias = None if bias is None else align(bias, q)
+        logits = _logits(_scaled(q, temperature), k, bias, None if self.pre else keep)
         if self.pre is not None:
             logits = self.pre(name="pre")(logits)
             logits = logits if keep is None else jnp.where(keep, logits, -jnp.inf)
@@ -91,7 +92,50 @@ class Attend(nn.Module):
         if self.post is not None:
             weights = self.post(name="post")(weights)
         weights = nn.Dropout(self.dropout, deterministic=not train, name="dropout")(weights)
-        return jnp.einsum("...nm,...me->...ne", weights.astype(v.dtype), v)
+        return _token_major(jnp.einsum("...nm,...me->...ne", weights.astype(v.dtype), v))
+
+    def first_scale(self, heads: int, q: Array, k: Array | None = None, *_: Array) -> float:
+        """What the logits are multiplied by, before any learning."""
+        dims = q.shape[-1] // (3 if k is None else 1)
+        return (dims // heads) ** -0.5 if self.scale is None else self.scale
+
+
+def attend(
+    q: Float[Array, "*lead n a"],
+    k: Float[Array, "*lead m a"] | None,
+    v: Float[Array, "*lead m c"] | None,
+    scale: Float[Array, " #h"],
+    bias: Float[Array, "#h n m"] | None = None,
+    allowed: Bool[np.ndarray, "*some n m"] | None = None,
+    *,
+    heads: int,
+    mask_diagonal: bool = False,
+) -> Float[Array, "*lead n e"]:
+    """Attention without a map to look at; its arguments are those of `Attend`."""
+    q, k, v = _head_major(q, k, v, heads)
+    bias = None if bias is None else align(bias, q)
+    return _token_major(attend_pure(_scaled(q, scale), k, v, bias, _keep(q, k, allowed, mask_diagonal=mask_diagonal)))
+
+
+def _head_major(q: Array, k: Array | None, v: Array | None, heads: int) -> tuple[Array, Array, Array]:
+    """(..., h, n, d) of each: head-major products are three times as fast on a CPU."""
+    if k is None or v is None:
+        q, k, v = jnp.split(q, 3, axis=-1)
+    q, k, v = (rearrange(x, "... n (h d) -> ... h n d", h=heads) for x in (q, k, v))
+    return q, k, v
+
+
+def _token_major(x: Array) -> Array:
+    return rearrange(x, "... h n d -> ... n (h d)")
+
+
+def _scaled(q: Array, scale: Array) -> Array:
+    return q * align(scale[:, None, None], q).astype(q.dtype)
+
+
+def _keep(q: Array, k: Array, allowed: np.ndarray | None, *, mask_diagonal: bool) -> np.ndarray | None:
+    keep = readable(q.shape[-2], k.shape[-2], allowed, mask_diagonal=mask_diagonal)
+    return None if keep is None else keep.reshape((1,) * (q.ndim - keep.ndim) + keep.shape)
 
 
 def _logits(q: Array, k: Array, bias: Array | None, keep: Array | np.ndarray | None) -> Array:
@@ -101,7 +145,7 @@ def _logits(q: Array, k: Array, bias: Array | None, keep: Array | np.ndarray | N
 
 
 @jax.custom_vjp
-def attend(
+def attend_pure(
     q: Float[Array, "*lead n d"],
     k: Float[Array, "*lead m d"],
     v: Float[Array, "*lead m e"],
@@ -143,7 +187,7 @@ def _attend_backward(saved: tuple, dout: Array) -> tuple[Array, Array, Array, Ar
     return dq.astype(q.dtype), dk.astype(k.dtype), dv.astype(v.dtype), dbias, None
 
 
-attend.defvjp(_attend_forward, _attend_backward)
+attend_pure.defvjp(_attend_forward, _attend_backward)
 
 
 class Attention(nn.Module):
@@ -169,14 +213,14 @@ class Attention(nn.Module):
         dim = x.shape[-1]
         inner = self.heads * head_dim(dim, self.heads, self.dim_head)
         if context is None:
-            qkv = self.dense(3 * inner, use_bias=self.qkv_bias, name="qkv")(x)
-            q, k, v = split_heads(qkv, self.heads, 3)
+            parts = [self.dense(3 * inner, use_bias=self.qkv_bias, name="qkv")(x)]
         else:
-            (q,) = split_heads(self.dense(inner, use_bias=self.qkv_bias, name="q")(x), self.heads, 1)
-            k, v = split_heads(self.dense(2 * inner, use_bias=self.qkv_bias, name="kv")(context), self.heads, 2)
+            q = self.dense(inner, use_bias=self.qkv_bias, name="q")(x)
+            kv = self.dense(2 * inner, use_bias=self.qkv_bias, name="kv")(context)
+            parts = [q, *jnp.split(kv, 2, axis=-1)]
         attend = self.attend(dropout=self.dropout, name="attend")
-        x = attend(q, k, v, same_tokens=context is None, allowed=allowed, train=train)
-        x = self.dense(dim, name="out")(rearrange(x, "... h n d -> ... n (h d)"))
+        x = attend(*parts, heads=self.heads, same_tokens=context is None, allowed=allowed, train=train)
+        x = self.dense(dim, name="out")(x)
         rate = self.dropout if self.out_dropout is None else self.out_dropout
         return nn.Dropout(rate, deterministic=not train, name="dropout")(x)
 
@@ -204,8 +248,3 @@ def head_dim(dim: int, heads: int, dim_head: int | None) -> int:
     if dim_head is None and dim % heads:
         raise ValueError(f"dim={dim} is not divisible by heads={heads}: choose heads that divide it, or give dim_head")
     return dim // heads if dim_head is None else dim_head
-
-
-def split_heads(x: Float[Array, "*lead n k"], heads: int, parts: int) -> list[Float[Array, "*lead {heads} n d"]]:
-    """`parts` head-major arrays from one projection; head-major products are three times as fast on a CPU."""
-    return [rearrange(part, "... n (h d) -> ... h n d", h=heads) for part in jnp.split(x, parts, axis=-1)]

@@ -28,7 +28,7 @@ from smallvit.layers import (
     ramp,
     shift_image,
 )
-from smallvit.layers.attention import head_dim, split_heads
+from smallvit.layers.attention import head_dim
 from smallvit.registry import register
 
 
@@ -132,14 +132,13 @@ class ConvAttention(nn.Module):
                 dim, self.kernel, stride, self.kernel // 2, depthwise=True, dtype=self.dtype, name=f"{name}_conv"
             )
             y = rearrange(conv(tokens, train=train), "b h w d -> b (h w) d")
-            y = self.dense(dim, use_bias=self.qkv_bias, name=name)(jnp.concatenate([cls, y], axis=1))
-            return split_heads(y, self.heads, 1)[0]
+            return self.dense(dim, use_bias=self.qkv_bias, name=name)(jnp.concatenate([cls, y], axis=1))
 
         q, k, v = project("q", 1), project("k", self.kv_stride), project("v", self.kv_stride)
         # The authors divide by the root of the whole dimension, not of one head's.
         attend = self.attend(dropout=self.dropout, scale=dim**-0.5, name="attend")
-        x = attend(q, k, v, same_tokens=q.shape == k.shape, train=train)
-        x = self.dense(dim, name="out")(rearrange(x, "b h n d -> b n (h d)"))
+        x = attend(q, k, v, heads=self.heads, same_tokens=q.shape == k.shape, train=train)
+        x = self.dense(dim, name="out")(x)
         return nn.Dropout(self.dropout, deterministic=not train, name="dropout")(x)
 
 

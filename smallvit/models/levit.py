@@ -153,16 +153,17 @@ class LeViTAttention(nn.Module):
         whole, grid = self.stride == 1, (x.shape[1], x.shape[2])
         widths = [self.dim_key, self.dim_value] if not whole else [self.dim_key, self.dim_key, self.dim_value]
         mixed = self.linear(self.heads * sum(widths), name="qkv" if whole else "kv")(x, train=train)
-        mixed = rearrange(mixed, "b h w (n e) -> b n (h w) e", n=self.heads)
-        *q, k, v = jnp.split(mixed, np.cumsum(widths)[:-1], axis=-1)
+        # One head's queries, keys and values stand side by side.
+        mixed = jnp.split(rearrange(mixed, "b h w (n e) -> b (h w) n e", n=self.heads), np.cumsum(widths)[:-1], axis=-1)
+        parts = [rearrange(part, "b m n e -> b m (n e)") for part in mixed]
         asking = x[:, :: self.stride, :: self.stride]
         if not whole:
             q = self.linear(self.heads * self.dim_key, name="q")(asking, train=train)
-            q = [rearrange(q, "b h w (n e) -> b n (h w) e", n=self.heads)]
+            parts = [rearrange(q, "b h w e -> b (h w) e"), *parts]
         bias = partial(DistanceBias, self.heads, grid, self.stride)
         attend = self.attend(dropout=self.dropout, bias=bias, name="attend")
-        x = attend(q[0], k, v, same_tokens=whole, train=train)
-        x = jax.nn.hard_swish(rearrange(x, "b n (h w) e -> b h w (n e)", h=asking.shape[1]))
+        x = attend(*parts, heads=self.heads, same_tokens=whole, train=train)
+        x = jax.nn.hard_swish(rearrange(x, "b (h w) e -> b h w e", h=asking.shape[1]))
         x = self.linear(self.dim, self.scale_init, name="out")(x, train=train)
         return nn.Dropout(self.dropout, deterministic=not train, name="dropout")(x)
 

@@ -34,7 +34,7 @@ from smallvit.layers import (
     window_merge,
     window_partition,
 )
-from smallvit.layers.attention import head_dim, split_heads
+from smallvit.layers.attention import head_dim
 from smallvit.registry import register
 
 
@@ -199,8 +199,8 @@ class RegionToLocal(nn.Module):
         def attention(x: Array, name: str, bias: Factory | None, allowed: np.ndarray | None) -> Array:
             attend = self.attend(dropout=self.dropout, bias=bias, name=f"{name}_attend")
             y = self.norm(name=f"{name}_norm")(x)
-            y = attend(*split_heads(qkv(y), self.heads, 3), same_tokens=True, allowed=allowed, train=train)
-            y = drop(name=f"{name}_dropout")(out(rearrange(y, "... h n d -> ... n (h d)")))
+            y = attend(qkv(y), heads=self.heads, same_tokens=True, allowed=allowed, train=train)
+            y = drop(name=f"{name}_dropout")(out(y))
             return x + DropPath(self.drop_path, name=f"{name}_drop")(y, train=train)
 
         region = attention(region, "region", None, None)

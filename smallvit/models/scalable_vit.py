@@ -30,7 +30,7 @@ from smallvit.layers import (
     window_merge,
     window_partition,
 )
-from smallvit.layers.attention import head_dim, split_heads
+from smallvit.layers.attention import head_dim
 from smallvit.layers.patch import spt_directions
 from smallvit.registry import register
 
@@ -135,11 +135,10 @@ class SSA(nn.Module):
             # The authors' norm keeps torch's own epsilon.
             read = jax.nn.gelu(LayerNorm(1e-5, x.dtype, name="norm")(read), approximate=False)
         x, read = (rearrange(tokens, "b h w d -> b (h w) d") for tokens in (x, read))
-        (q,) = split_heads(self.dense(inner, name="q")(x), self.heads, 1)
-        (k,) = split_heads(self.dense(inner, name="k")(read), self.heads, 1)
-        (v,) = split_heads(self.dense(dim, name="v")(read), self.heads, 1)
-        x = self.attend(dropout=self.dropout, name="attend")(q, k, v, same_tokens=r == 1, train=train)
-        x = self.dense(dim, name="out")(rearrange(x, "b h (y x) d -> b y x (h d)", y=h))
+        parts = (self.dense(inner, name="q")(x), self.dense(inner, name="k")(read), self.dense(dim, name="v")(read))
+        attend = self.attend(dropout=self.dropout, name="attend")
+        x = attend(*parts, heads=self.heads, same_tokens=r == 1, train=train)
+        x = self.dense(dim, name="out")(rearrange(x, "b (h w) d -> b h w d", h=h))
         return nn.Dropout(self.dropout, deterministic=not train, name="dropout")(x)
 
 
@@ -160,10 +159,10 @@ class IWSA(nn.Module):
         window = (h, w) if self.window is None else (min(h, self.window), min(w, self.window))
         qkv = self.dense(3 * dim, name="qkv")(x)
         around = self.conv(dim, 3, padding=1, depthwise=True, name="interact")(qkv[..., 2 * dim :])
-        parts = split_heads(window_partition(qkv, window), self.heads, 3)
+        allowed = window_allowed((h, w), window)
         attend = self.attend(dropout=self.dropout, name="attend")
-        x = attend(*parts, same_tokens=True, allowed=window_allowed((h, w), window), train=train)
-        x = window_merge(rearrange(x, "b g h n d -> b g n (h d)"), (h, w), window)
+        x = attend(window_partition(qkv, window), heads=self.heads, same_tokens=True, allowed=allowed, train=train)
+        x = window_merge(x, (h, w), window)
         x = self.dense(dim, name="out")(x + around)
         return nn.Dropout(self.dropout, deterministic=not train, name="dropout")(x)
 

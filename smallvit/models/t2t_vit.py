@@ -110,11 +110,12 @@ class TokenTransformer(nn.Module):
     def __call__(self, x: Float[Array, "b h w c"], *, train: bool = False) -> Float[Array, "b h w d"]:
         h, channels = x.shape[1], x.shape[3]
         x = self.norm(name="attention_norm")(rearrange(x, "b h w c -> b (h w) c"))
-        q, k, v = jnp.split(self.dense(3 * self.dim, use_bias=False, name="qkv")(x), 3, axis=-1)
+        qkv = self.dense(3 * self.dim, use_bias=False, name="qkv")(x)
         # The authors scale by the dimension before the reduction.
         attend = self.attend(dropout=self.dropout, scale=channels**-0.5, name="attend")
-        x = attend(q[:, None], k[:, None], v[:, None], same_tokens=True, train=train)[:, 0]
-        x = v + nn.Dropout(self.dropout, deterministic=not train, name="dropout")(self.dense(self.dim, name="out")(x))
+        x = attend(qkv, heads=1, same_tokens=True, train=train)
+        x = nn.Dropout(self.dropout, deterministic=not train, name="dropout")(self.dense(self.dim, name="out")(x))
+        x = qkv[..., 2 * self.dim :] + x
         mlp = MLP(self.dim, self.dropout, self.dense, name="mlp")
         x = x + mlp(self.norm(name="mlp_norm")(x), train=train)
         return rearrange(x, "b (h w) d -> b h w d", h=h)

@@ -28,7 +28,6 @@ from smallvit.layers import (
     patchify,
     ramp,
 )
-from smallvit.layers.attention import split_heads
 from smallvit.registry import register
 
 
@@ -129,10 +128,10 @@ class GlobalAttention(nn.Module):
             read = jnp.pad(x, ((0, 0), (0, -h % self.k), (0, -w % self.k), (0, 0)))
             read = self.norm(name="reduce_norm")(self.dense(dim, name="reduce")(patchify(read, self.k)))
         x, read = (rearrange(tokens, "b h w d -> b (h w) d") for tokens in (x, read))
-        (q,) = split_heads(self.dense(dim, name="q")(x), self.heads, 1)
-        k, v = split_heads(self.dense(2 * dim, name="kv")(read), self.heads, 2)
+        q = self.dense(dim, name="q")(x)
+        k, v = jnp.split(self.dense(2 * dim, name="kv")(read), 2, axis=-1)
         attend = self.attend(dropout=self.dropout, name="attend")
-        x = rearrange(attend(q, k, v, same_tokens=self.k == 1, train=train), "b h n d -> b n (h d)")
+        x = attend(q, k, v, heads=self.heads, same_tokens=self.k == 1, train=train)
         x = nn.Dropout(self.dropout, deterministic=not train, name="dropout")(self.dense(dim, name="out")(x))
         return rearrange(x, "b (h w) d -> b h w d", h=h)
 
