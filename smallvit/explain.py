@@ -308,7 +308,7 @@ def _trace(model: Classifier, variables: Variables, images: Images) -> _Seen:
     def watch(call: Any, args: tuple, kwargs: dict, context: nn.module.InterceptorContext) -> Any:
         nonlocal merged
         out, module, path = call(*args, **kwargs), context.module, "/".join(context.module.path)
-        if not module.path and context.method_name == "features":
+        if not module.path and context.method_name == "read":
             seen.tokens = out.shape[1]
         if context.method_name != "__call__" or not isinstance(out, jax.Array):
             return out
@@ -408,7 +408,7 @@ def _cams(
             return out + added[path] if path in added else out
 
         with nn.intercept_methods(add):
-            scores = model.apply(variables, images)
+            scores, _ = model.apply(variables, images, mutable="intermediates")  # then all tokens go all the way
         assert isinstance(scores, jax.Array)
         chosen = jnp.where(target < 0, scores.argmax(axis=-1).astype(target.dtype), target)
         return jnp.take_along_axis(scores, chosen[:, None], axis=-1).sum(), dict(outputs)

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from smallvit import resample_positions
+from smallvit.layers import Classifier
 from smallvit.paths import by_path
 from smallvit.registry import PRESETS
 from tests.cases import CASES, Case
@@ -32,13 +33,18 @@ class Subject:
         headless = self.model.clone(num_classes=0)
 
         def evaluate(variables, images):
-            """What comes out, and what the head makes of the same model without a head."""
+            """What comes out; what the head makes of the model without a head, and of all tokens."""
             self.traces += 1
             without_head = {**variables, "params": {k: v for k, v in variables["params"].items() if k != "head"}}
             pooled = headless.apply(without_head, images)
             assert pooled.ndim == 2
-            out = self.model.apply(variables, images)
-            return out, self.model.apply(variables, pooled, method=lambda model, x: model.head(x))
+            again = self.model.apply(variables, pooled, method=lambda model, x: model.head(x))
+            out = whole = self.model.apply(variables, images)
+            if type(self.model).read is not Classifier.read:
+                whole = self.model.apply(
+                    variables, images, method=lambda model, x: model.head(model.pooled(model.features(x)))
+                )
+            return out, again, whole
 
         def train(variables, images, key):
             """What comes out in training, and the gradients of parameters and images."""
@@ -190,8 +196,9 @@ def test_features_and_pooled_features(sl: Subject):
     tokens = jax.eval_shape(lambda v, x: sl.model.apply(v, x, method="features"), sl.variables, sl.images)
     assert len(tokens.shape) == 3
     assert tokens.shape[0] == BATCH
-    out, pooled_then_head = sl._evaluate(sl.variables, sl.images)
-    np.testing.assert_allclose(pooled_then_head, out, atol=1e-5)
+    out, headless_then_head, features_then_head = sl._evaluate(sl.variables, sl.images)
+    np.testing.assert_allclose(headless_then_head, out, atol=1e-5)
+    np.testing.assert_allclose(features_then_head, out, atol=1e-5)
 
 
 def test_attention_maps_come_out_when_asked_for(sl: Subject):

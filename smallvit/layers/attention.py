@@ -191,7 +191,7 @@ attend_pure.defvjp(_attend_forward, _attend_backward)
 
 
 class Attention(nn.Module):
-    """Multi-head attention of tokens to themselves, or to the tokens of `context`."""
+    """Multi-head attention of tokens to themselves, or to the tokens of `context`; `first`: only so many ask."""
 
     heads: int
     dim_head: int | None = None  # None shares the token's dimension out among the heads
@@ -207,13 +207,17 @@ class Attention(nn.Module):
         x: Float[Array, "*lead n d"],
         context: Float[Array, "*lead m c"] | None = None,
         *,
+        first: int | None = None,
         allowed: Bool[np.ndarray, "*some n m"] | None = None,
         train: bool = False,
-    ) -> Float[Array, "*lead n d"]:
+    ) -> Float[Array, "*lead q d"]:
         dim = x.shape[-1]
         inner = self.heads * head_dim(dim, self.heads, self.dim_head)
         if context is None:
             parts = [self.dense(3 * inner, use_bias=self.qkv_bias, name="qkv")(x)]
+            if first is not None:
+                q, k, v = jnp.split(parts[0], 3, axis=-1)
+                parts = [q[..., :first, :], k, v]
         else:
             q = self.dense(inner, use_bias=self.qkv_bias, name="q")(x)
             kv = self.dense(2 * inner, use_bias=self.qkv_bias, name="kv")(context)

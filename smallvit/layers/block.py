@@ -1,9 +1,8 @@
 """The transformer block: x + attention(norm(x)), then x + mlp(norm(x))."""
 
-from functools import partial
+from functools import partial, reduce
 
 import flax.linen as nn
-import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
@@ -21,7 +20,7 @@ class MLP(nn.Module):
     def __call__(self, x: Float[Array, "*lead d"], *, train: bool = False) -> Float[Array, "*lead d"]:
         drop = partial(nn.Dropout, self.dropout, deterministic=not train)
         dim = x.shape[-1]
-        x = jax.nn.gelu(self.dense(self.hidden, name="in")(x), approximate=False)
+        x = self.dense(self.hidden, gelu=True, name="in")(x)
         x = self.dense(dim, name="out")(drop(name="dropout_in")(x))
         return drop(name="dropout_out")(x)
 
@@ -57,7 +56,8 @@ class Block(nn.Module):
     """A pre-norm residual pair; with `branches`, that many of each side by side, summed.
 
     Anything with tokens in the last axis will do, a sequence `b n d` as well as a grid `b h w d`. Given a `context`,
-    the attention reads it after the tokens themselves, as a class token reads [cls; patches].
+    the attention reads it after the tokens themselves, as a class token reads [cls; patches]. With `first`, only that
+    many tokens of a sequence go on; they still read all, and so are what they would be among the others.
     """
 
     attention: Factory
@@ -69,19 +69,30 @@ class Block(nn.Module):
 
     @nn.compact
     def __call__(
-        self, x: Float[Array, "b *rest d"], context: Float[Array, "b m d"] | None = None, *, train: bool = False
-    ) -> Float[Array, "b *rest d"]:
-        x = self._add(x, "attention", self.attention, context, train)
-        return x if self.mlp is None else self._add(x, "mlp", self.mlp, None, train)
+        self,
+        x: Float[Array, "b *rest d"],
+        context: Float[Array, "b m d"] | None = None,
+        *,
+        first: int | None = None,
+        train: bool = False,
+    ) -> Float[Array, "b *some d"]:
+        added = self._branches(x, "attention", self.attention, context, first, train)
+        x = (x if first is None else x[:, :first]) + added
+        return x if self.mlp is None else x + self._branches(x, "mlp", self.mlp, None, None, train)
 
-    def _add(self, x: Array, part: str, make: Factory, context: Array | None, train: bool) -> Array:
+    def _branches(
+        self, x: Array, part: str, make: Factory, context: Array | None, first: int | None, train: bool
+    ) -> Array:
         names = [part] if self.branches == 1 else [f"{part}_{i}" for i in range(self.branches)]
-        return x + sum(self._branch(name, make, x, context, train) for name in names)
+        return reduce(jnp.add, [self._branch(name, make, x, context, first, train) for name in names])
 
-    def _branch(self, name: str, make: Factory, x: Array, context: Array | None, train: bool) -> Array:
+    def _branch(
+        self, name: str, make: Factory, x: Array, context: Array | None, first: int | None, train: bool
+    ) -> Array:
         norm = self.norm(name=f"{name}_norm") if self.norm is not None else lambda x: x
         if context is None:
-            x = make(name=name)(norm(x), train=train)
+            few = {} if first is None else {"first": first}
+            x = make(name=name)(norm(x), **few, train=train)
         else:
             read = norm(jnp.concatenate([x, context], axis=1))
             x = make(name=name)(read[:, : x.shape[1]], read, train=train)

@@ -29,12 +29,20 @@ class Classifier(nn.Module, kw_only=True):
         return Dense(self.num_classes, dtype=self.dtype)
 
     def __call__(self, image: Images, *, train: bool = False) -> Float[Array, "b k"]:
-        x = self.pooled(self.features(image, train=train), train=train)
+        x = self.pooled(self.read(image, train=train), train=train)
         return x if self.head is None else self.head(x)
 
     def features(self, image: Images, *, train: bool = False) -> Float[Array, "b n d"]:
         """The normalised tokens before the head, a class token first if there is one."""
         raise NotImplementedError
+
+    def read(self, image: Images, *, train: bool = False) -> Float[Array, "b n d"]:
+        """Of the features what `pooled` reads; an architecture may know how to save itself the rest."""
+        return self.features(image, train=train)
+
+    def first_tokens(self) -> int | None:
+        """How many of the last block's tokens `read` needs: a class token, unless its map is looked at; None is all."""
+        return 1 if self.pool == "cls" and not self.is_mutable_collection("intermediates") else None
 
     def pooled(self, tokens: Float[Array, "b n d"], *, train: bool = False) -> Float[Array, "b k"]:
         """One vector an image, which the head reads."""

@@ -9,81 +9,14 @@ import flax.linen as nn
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from smallvit.layers import (
-    MLP,
-    Attend,
-    Attention,
-    Block,
-    Classifier,
-    ClassToken,
-    Dense,
-    HeadMix,
-    Images,
-    LayerNorm,
-    LSAOption,
-    Pool,
-    PositionEmbed,
-    Size,
-    SPTOption,
-    check_image,
-    grid_size,
-    patch_embed,
-)
+from smallvit.layers import Attend, Factory, HeadMix, LayerNorm
+from smallvit.models.vit import ViT
 from smallvit.registry import register
 
 
-class DeepViT(Classifier, kw_only=True):
-    image_size: Size
-    patch_size: Size
-    dim: int
-    depth: int
-    heads: int
-    mlp_dim: int
-    pool: Pool = "cls"
-    dim_head: int | None = 64  # None is dim / heads
-    dropout: float = 0.0
-    emb_dropout: float = 0.0
-    drop_path: float = 0.0  # the same rate in every block
-    qkv_bias: bool = True
-    patch_norm: bool = False  # LayerNorm before and after the plain patch embedding
-    norm_eps: float = 1e-6
-    token_std: float = 0.02  # of the class token and the positions, at first
-    spt: SPTOption = False
-    spt_shift: Size | None = None
-    lsa: LSAOption = False
-
-    @nn.compact
-    def features(self, image: Images, *, train: bool = False) -> Float[Array, "b n d"]:
-        image = check_image(image, self.image_size, self.dtype)
-        norm = partial(LayerNorm, epsilon=self.norm_eps, dtype=self.dtype)
-        dense = partial(Dense, dtype=self.dtype)
-        attention = partial(
-            Attention,
-            heads=self.heads,
-            dim_head=self.dim_head,
-            qkv_bias=self.qkv_bias,
-            dropout=self.dropout,
-            dense=dense,
-            attend=partial(Attend, lsa=self.lsa, post=ReAttention),
-        )
-        mlp = partial(MLP, self.mlp_dim, self.dropout, dense)
-
-        x = patch_embed(
-            self.dim,
-            self.patch_size,
-            spt=self.spt,
-            shift=self.spt_shift,
-            patch_norm=norm if self.patch_norm else None,
-            dense=dense,
-            norm=partial(LayerNorm, dtype=self.dtype),
-        )(image)
-        if self.pool == "cls":
-            x = ClassToken(self.token_std, name="cls")(x)
-        x = PositionEmbed(grid_size(self.image_size, self.patch_size), self.token_std, name="positions")(x)
-        x = nn.Dropout(self.emb_dropout, deterministic=not train, name="dropout")(x)
-        for i in range(self.depth):
-            x = Block(attention, mlp, norm, drop_path=self.drop_path, name=f"block_{i}")(x, train=train)
-        return norm(name="norm")(x)
+class DeepViT(ViT, kw_only=True):
+    def _attend(self) -> Factory:
+        return partial(Attend, lsa=self.lsa, post=ReAttention)
 
 
 class ReAttention(nn.Module):

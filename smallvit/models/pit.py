@@ -58,8 +58,14 @@ class PiT(Classifier, kw_only=True):
     spt_pool: bool = True  # SPT pools too
     lsa: LSAOption = False
 
-    @nn.compact
     def features(self, image: Images, *, train: bool = False) -> Float[Array, "b n d"]:
+        return self._tokens(image, None, train)
+
+    def read(self, image: Images, *, train: bool = False) -> Float[Array, "b n d"]:
+        return self._tokens(image, self.first_tokens(), train)
+
+    @nn.compact
+    def _tokens(self, image: Images, first: int | None, train: bool) -> Float[Array, "b n d"]:
         image = check_image(image, self.image_size, self.dtype)
         heads, mlp_dims = (per_stage(name, getattr(self, name), len(self.depth)) for name in ("heads", "mlp_dim"))
         norm = partial(LayerNorm, epsilon=self.norm_eps, dtype=self.dtype)
@@ -93,7 +99,8 @@ class PiT(Classifier, kw_only=True):
             mlp = partial(MLP, mlp_dims[stage], self.dropout, dense)
             for i in range(depth):
                 block = Block(attention, mlp, norm, drop_path=self.drop_path, name=f"stage_{stage}_block_{i}")
-                x = block(x, train=train)
+                last = (stage + 1, i + 1) == (len(self.depth), depth)
+                x = block(x, first=first if last else None, train=train)
         return norm(name="norm")(x)
 
     def _embed(self, image: Float[Array, "b H W c"], dense: Factory) -> Float[Array, "b h w d"]:

@@ -55,8 +55,14 @@ class T2TViT(Classifier, kw_only=True):
     spt_shift: Size | None = None  # None is half its stride
     lsa: LSAOption = False
 
-    @nn.compact
     def features(self, image: Images, *, train: bool = False) -> Float[Array, "b n d"]:
+        return self._tokens(image, None, train)
+
+    def read(self, image: Images, *, train: bool = False) -> Float[Array, "b n d"]:
+        return self._tokens(image, self.first_tokens(), train)
+
+    @nn.compact
+    def _tokens(self, image: Images, first: int | None, train: bool) -> Float[Array, "b n d"]:
         image = check_image(image, self.image_size, self.dtype)
         if not self.t2t_layers:
             raise ValueError("t2t_layers is empty: give a (kernel, stride) for each soft split, at least one")
@@ -93,7 +99,8 @@ class T2TViT(Classifier, kw_only=True):
         x = x + jnp.asarray(sinusoid(x.shape[1], self.dim), x.dtype)[None]
         x = nn.Dropout(self.emb_dropout, deterministic=not train, name="dropout")(x)
         for i, rate in enumerate(np.linspace(0, self.drop_path, self.depth)):
-            x = Block(attention, mlp, norm, drop_path=float(rate), name=f"block_{i}")(x, train=train)
+            block = Block(attention, mlp, norm, drop_path=float(rate), name=f"block_{i}")
+            x = block(x, first=first if i + 1 == self.depth else None, train=train)
         return norm(name="norm")(x)
 
 

@@ -19,6 +19,7 @@ from smallvit.layers import (
     Classifier,
     ClassToken,
     Dense,
+    Factory,
     Images,
     LayerNorm,
     LSAOption,
@@ -59,8 +60,14 @@ class ViT(Classifier, kw_only=True):
     spt_shift: Size | None = None
     lsa: LSAOption = False
 
-    @nn.compact
     def features(self, image: Images, *, train: bool = False) -> Float[Array, "b n d"]:
+        return self._tokens(image, None, train)
+
+    def read(self, image: Images, *, train: bool = False) -> Float[Array, "b n d"]:
+        return self._tokens(image, self.first_tokens(), train)
+
+    @nn.compact
+    def _tokens(self, image: Images, first: int | None, train: bool) -> Float[Array, "b n d"]:
         image = check_image(image, self.image_size, self.dtype)
         if self.patch_merge_layer is not None and not 1 <= self.patch_merge_layer <= self.depth:
             raise ValueError(f"patch_merge_layer={self.patch_merge_layer} must be from 1 to depth={self.depth}")
@@ -75,7 +82,7 @@ class ViT(Classifier, kw_only=True):
                 qkv_bias=self.qkv_bias,
                 dropout=self.dropout,
                 dense=dense,
-                attend=partial(Attend, lsa=self.lsa),
+                attend=self._attend(),
             ),
             mlp=partial(MLP, self.mlp_dim, self.dropout, dense),
             norm=norm,
@@ -98,10 +105,14 @@ class ViT(Classifier, kw_only=True):
         x = PositionEmbed(grid_size(self.image_size, self.patch_size), self.token_std, name="positions")(x)
         x = nn.Dropout(self.emb_dropout, deterministic=not train, name="dropout")(x)
         for i in range(self.depth):
-            x = block(name=f"block_{i}")(x, train=train)
+            last = i + 1 == self.depth and self.depth != self.patch_merge_layer
+            x = block(name=f"block_{i}")(x, first=first if last else None, train=train)
             if i + 1 == self.patch_merge_layer:
                 x = self._merge_patches(x)
         return norm(name="norm")(x)
+
+    def _attend(self) -> Factory:
+        return partial(Attend, lsa=self.lsa)
 
     def _merge_patches(self, x: Float[Array, "b n d"]) -> Float[Array, "b m d"]:
         merge = PatchMerger(self.dim, self.patch_merge_num_tokens, partial(LayerNorm, dtype=self.dtype), name="merger")
