@@ -241,7 +241,7 @@ void run_backward(ffi::ThreadPool& pool, const Attention& task, const Kernels& k
     return;
   }
   constexpr int64_t MOST = 16, BUDGET = 1 << 24;  // parts, floats
-  const int64_t map = task.n * task.m, bias = task.bias_heads * map;
+  const int64_t width = kernels.padded(task.m), map = task.n * width, bias = task.bias_heads * map;
   const int64_t parts = std::max<int64_t>(1, std::min({MOST, task.batch, BUDGET / bias}));
   const int64_t shared = task.heads / task.bias_heads;  // heads that a map serves
   const int64_t tasks = parts * task.bias_heads;
@@ -253,11 +253,12 @@ void run_backward(ffi::ThreadPool& pool, const Attention& task, const Kernels& k
         kernels.attention_backward(task, b, h, sums.data() + index * map, scratch.data() + worker * size);
   });
   share_out(pool, task.bias_heads, [&](int64_t head, int64_t) {
-    for (int64_t i = head * map; i < (head + 1) * map; i++) {
-      float total = 0;
-      for (int64_t part = 0; part < parts; part++) total += sums.data()[part * bias + i];
-      dbias[i] = total;
-    }
+    for (int64_t row = head * task.n; row < (head + 1) * task.n; row++)
+      for (int64_t j = 0; j < task.m; j++) {
+        float total = 0;
+        for (int64_t part = 0; part < parts; part++) total += sums.data()[part * bias + row * width + j];
+        dbias[row * task.m + j] = total;
+      }
   });
 }
 

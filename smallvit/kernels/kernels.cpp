@@ -22,6 +22,7 @@ namespace SMALLVIT_ISA {
 namespace {
 
 #define INLINE inline __attribute__((always_inline))
+#define INLINE_LAMBDA __attribute__((always_inline))
 
 typedef float V __attribute__((vector_size(4 * LANES)));
 typedef int32_t I __attribute__((vector_size(4 * LANES)));
@@ -69,57 +70,128 @@ INLINE void store(Bf16* p, V x) {
   memcpy(p, &h, sizeof h);
 }
 
-// The first `count` elements, zeros behind them; nothing past them is read or written.
+// A whole vector, or the first few of its elements. Nothing past them is read or written; zeros fill up.
+struct Whole {};
+
+template <class T>
+INLINE V load(const T* p, Whole) {
+  return load(p);
+}
+
 template <class T>
 INLINE V load(const T* p, int64_t count) {
-  if (count >= LANES) return load(p);
   T part[LANES] = {};
-  memcpy(part, p, count * sizeof(T));
+  for (int64_t i = 0; i < count; i++) part[i] = p[i];
   return load(part);
 }
 
 template <class T>
+INLINE void store(T* p, V x, Whole) {
+  store(p, x);
+}
+
+template <class T>
 INLINE void store(T* p, V x, int64_t count) {
-  if (count >= LANES) return store(p, x);
   T part[LANES];
   store(part, x);
-  memcpy(p, part, count * sizeof(T));
+  for (int64_t i = 0; i < count; i++) p[i] = part[i];
+}
+
+// The first elements, `rest` behind them.
+INLINE V first(V x, Whole, float) { return x; }
+INLINE V first(V x, int64_t count, float rest) {
+  int32_t lanes[LANES];
+  for (int32_t i = 0; i < LANES; i++) lanes[i] = i;
+  return load_as<I>(lanes) < static_cast<int32_t>(count) ? x : splat(rest);
+}
+
+// f(j, how much) for each vector of a row.
+template <class F>
+INLINE void each(int64_t width, F f) {
+  int64_t j = 0;
+  for (; j + LANES <= width; j += LANES) f(j, Whole{});
+  if (j < width) f(j, width - j);
+}
+
+// The sum of f(j, how much) over a row; four sums side by side, for an addition takes four cycles.
+template <class F>
+INLINE V add_up(int64_t width, F f) {
+  V a = {}, b = {}, c = {}, d = {};
+  int64_t j = 0;
+  for (; j + 4 * LANES <= width; j += 4 * LANES) {
+    a += f(j, Whole{});
+    b += f(j + LANES, Whole{});
+    c += f(j + 2 * LANES, Whole{});
+    d += f(j + 3 * LANES, Whole{});
+  }
+  for (; j + LANES <= width; j += LANES) a += f(j, Whole{});
+  if (j < width) b += f(j, width - j);
+  return (a + b) + (c + d);
 }
 
 INLINE V larger(V a, V b) { return a > b ? a : b; }
 
+// LOW and HIGH interleave the halves of two vectors; SWAP_k exchanges the elements i and i ^ k.
+#define SHUFFLE __builtin_shufflevector
+#if LANES == 4
+#define LOW(a, b) SHUFFLE(a, b, 0, 4, 1, 5)
+#define HIGH(a, b) SHUFFLE(a, b, 2, 6, 3, 7)
+#define SWAPS(x, STEP) STEP(x, 2, 3, 0, 1) STEP(x, 1, 0, 3, 2)
+#elif LANES == 8
+#define LOW(a, b) SHUFFLE(a, b, 0, 8, 1, 9, 2, 10, 3, 11)
+#define HIGH(a, b) SHUFFLE(a, b, 4, 12, 5, 13, 6, 14, 7, 15)
+#define SWAPS(x, STEP) STEP(x, 4, 5, 6, 7, 0, 1, 2, 3) STEP(x, 2, 3, 0, 1, 6, 7, 4, 5) STEP(x, 1, 0, 3, 2, 5, 4, 7, 6)
+#else
+#define LOW(a, b) SHUFFLE(a, b, 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23)
+#define HIGH(a, b) SHUFFLE(a, b, 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31)
+#define SWAPS(x, STEP)                                               \
+  STEP(x, 8, 9, 10, 11, 12, 13, 14, 15, 0, 1, 2, 3, 4, 5, 6, 7)      \
+  STEP(x, 4, 5, 6, 7, 0, 1, 2, 3, 12, 13, 14, 15, 8, 9, 10, 11)      \
+  STEP(x, 2, 3, 0, 1, 6, 7, 4, 5, 10, 11, 8, 9, 14, 15, 12, 13)      \
+  STEP(x, 1, 0, 3, 2, 5, 4, 7, 6, 9, 8, 11, 10, 13, 12, 15, 14)
+#endif
+
 INLINE float sum(V x) {
-  float part[LANES];
-  store(part, x);
-  for (int width = LANES / 2; width; width /= 2)
-    for (int i = 0; i < width; i++) part[i] += part[i + width];
-  return part[0];
+#define STEP(x, ...) x += SHUFFLE(x, x, __VA_ARGS__);
+  SWAPS(x, STEP)
+#undef STEP
+  return x[0];
 }
 
 INLINE float largest(V x) {
-  float part[LANES];
-  store(part, x);
-  for (int width = LANES / 2; width; width /= 2)
-    for (int i = 0; i < width; i++) part[i] = part[i] > part[i + width] ? part[i] : part[i + width];
-  return part[0];
+#define STEP(x, ...) x = larger(x, SHUFFLE(x, x, __VA_ARGS__));
+  SWAPS(x, STEP)
+#undef STEP
+  return x[0];
 }
 
-// exp for x <= 88, relative error 1e-7; 0 where the result would be denormal. exp(r) = 1 + r + r^2 g(r) for
-// |r| <= log(2) / 2, g a minimax fit.
+// A square of vectors, transposed: interleaving the upper half with the lower one rotates the bits of each element's
+// address by one, and after all of them rows have become columns.
+INLINE void turn(V (&x)[LANES]) {
+  for (int step = 1; step < LANES; step *= 2) {
+    V y[LANES];
+    for (int i = 0; i < LANES / 2; i++) {
+      y[2 * i] = LOW(x[i], x[i + LANES / 2]);
+      y[2 * i + 1] = HIGH(x[i], x[i + LANES / 2]);
+    }
+    for (int i = 0; i < LANES; i++) x[i] = y[i];
+  }
+}
+
+// exp for x <= 88, relative error 1e-7; 0 below 2^-126. exp(r) = 1 + r + r^2 g(r) for |r| <= log(2) / 2, g a minimax
+// fit. A NaN stays one, since the comparison with it is false.
 INLINE V exp(V x) {
-  V clamped = x < -87.0f ? splat(-87.0f) : x;  // keeps a NaN
-  V shifted = clamped * 1.442695041f + 12582912.0f;  // adding 1.5 * 2^23 rounds to an integer in the low bits
-  V n = shifted - 12582912.0f;
-  V r = clamped - n * 0.693359375f + n * 2.12194440e-4f;
+  x = x < -88.0f ? splat(-88.0f) : x;
+  V shifted = x * 1.442695041f + 12583039.0f;  // adding 1.5 * 2^23 + 127 rounds n + 127 to an integer in the low bits
+  V n = shifted - 12583039.0f;
+  V r = x - n * 0.693359375f + n * 2.12194440e-4f;
   V g = splat(1.381446674e-3f);
   g = g * r + 8.368780429e-3f;
   g = g * r + 4.166839422e-2f;
   g = g * r + 1.666652011e-1f;
   g = g * r + 4.999999341e-1f;
-  V y = g * (r * r) + r + 1.0f;
-  y = bits<V>(bits<I>(y) + (bits<I>(shifted) << 23));
-  y = x < -87.0f ? V{} : y;
-  return x == x ? y : x;
+  V y = g * (r * r) + (r + 1.0f);
+  return y * bits<V>(bits<I>(shifted) << 23);  // 2^n, or 0 for n = -127
 }
 
 // The normal distribution: (probability of a value <= x, density at x), absolute error 1e-7.
@@ -143,7 +215,7 @@ INLINE Normal normal(V x) {
   return {x < 0.0f ? tail : 1.0f - tail, e * 0.398942280f};
 }
 
-INLINE int64_t padded(int64_t size) { return (size + LANES - 1) / LANES * LANES; }
+constexpr int64_t padded(int64_t size) { return (size + LANES - 1) / LANES * LANES; }
 
 // c (rows x columns) = a b, or c += a b. Rows of b and c are whole vectors; `a` is read element by element, at
 // a[row * a_row + k * a_k]. All in float32.
@@ -215,17 +287,18 @@ template <class T>
 void pack(const T* x, int64_t stride, int64_t rows, int64_t columns, float factor, float* to) {
   const int64_t width = padded(columns);
   for (int64_t i = 0; i < rows; i++, x += stride, to += width)
-    for (int64_t j = 0; j < columns; j += LANES) store(to + j, load(x + j, columns - j) * factor);
+    each(columns, [&](int64_t j, auto count) INLINE_LAMBDA { store(to + j, load(x + j, count) * factor); });
 }
 
 // The transpose of packed rows, its rows filled up with zeros to whole vectors.
 void turn(const float* x, int64_t rows, int64_t columns, float* to) {
   const int64_t width = padded(rows), stride = padded(columns);
-  for (int64_t i = 0; i < width; i += LANES)
-    for (int64_t j = 0; j < columns; j++) {
-      float part[LANES];
-      for (int64_t r = 0; r < LANES; r++) part[r] = i + r < rows ? x[(i + r) * stride + j] : 0.0f;
-      memcpy(to + j * width + i, part, sizeof part);
+  for (int64_t i = 0; i < rows; i += LANES)
+    for (int64_t j = 0; j < columns; j += LANES) {
+      V square[LANES];
+      for (int64_t r = 0; r < LANES; r++) square[r] = i + r < rows ? load(x + (i + r) * stride + j) : V{};
+      turn(square);
+      for (int64_t c = 0; c < LANES && j + c < columns; c++) store(to + (j + c) * width + i, square[c]);
     }
 }
 
@@ -233,7 +306,7 @@ template <class T>
 void unpack(const float* x, int64_t rows, int64_t columns, float factor, T* to, int64_t stride) {
   const int64_t width = padded(columns);
   for (int64_t i = 0; i < rows; i++, x += width, to += stride)
-    for (int64_t j = 0; j < columns; j += LANES) store(to + j, load(x + j) * factor, columns - j);
+    each(columns, [&](int64_t j, auto count) INLINE_LAMBDA { store(to + j, load(x + j) * factor, count); });
 }
 
 template <class T>
@@ -249,32 +322,40 @@ INLINE int64_t tile_rows(const Attention& task) {
 }
 
 // The logits of a tile of queries, what may not be read at -inf.
-void logits(const Attention& task, int64_t b, int64_t h, int64_t first, int64_t rows, const float* q,
+void logits(const Attention& task, int64_t b, int64_t h, int64_t start, int64_t rows, const float* q,
             const float* k_turned, float* to) {
-  const int64_t m = task.m, width = padded(m), depth = padded(task.d);
+  const int64_t n = task.n, m = task.m, width = padded(m), depth = padded(task.d);
   product<false, false>(rows, width, task.d, q, depth, k_turned, width, to, width);
+  // What a vector reads past the end of a row is the next row, or nothing behind the last one; it is at -inf below.
   if (task.bias) {
-    const float* bias = task.bias + ((task.bias_heads == 1 ? 0 : h) * task.n + first) * m;
+    const float* bias = task.bias + ((task.bias_heads == 1 ? 0 : h) * n + start) * m;
+    const float* end = task.bias + task.bias_heads * n * m;
     for (int64_t i = 0; i < rows; i++, bias += m)
       for (int64_t j = 0; j < m; j += LANES) {
         float* p = to + i * width + j;
-        store(p, load(p) + load(bias + j, m - j));
+        store(p, load(p) + (bias + j + LANES <= end ? load(bias + j) : load(bias + j, m - j)));
       }
   }
   if (task.mask) {
-    const uint8_t* mask = task.mask + (b % task.groups * task.n + first) * m;
+    const uint8_t* mask = task.mask + (b % task.groups * n + start) * m;
+    const uint8_t* end = task.mask + task.groups * n * m;
     for (int64_t i = 0; i < rows; i++, mask += m)
       for (int64_t j = 0; j < m; j += LANES) {
         uint8_t part[LANES] = {};
-        memcpy(part, mask + j, m - j < LANES ? m - j : LANES);
-        I allowed = __builtin_convertvector(load_as<B>(part), I);
+        const uint8_t* from = mask + j;
+        if (from + LANES > end) {
+          for (int64_t c = 0; c < m - j; c++) part[c] = from[c];
+          from = part;
+        }
+        I allowed = __builtin_convertvector(load_as<B>(from), I);
         float* p = to + i * width + j;
         store(p, allowed != 0 ? load(p) : splat(-INFINITY));
       }
   }
   for (int64_t i = 0; i < rows; i++) {
-    if (task.mask_diagonal && m > 1 && first + i < m) to[i * width + first + i] = -INFINITY;
-    for (int64_t j = m; j < width; j++) to[i * width + j] = -INFINITY;
+    float* last = to + (i + 1) * width - LANES;
+    if (m < width) store(last, first(load(last), LANES - (width - m), -INFINITY));
+    if (task.mask_diagonal && m > 1 && start + i < m) to[i * width + start + i] = -INFINITY;
   }
 }
 
@@ -297,30 +378,32 @@ void attention_forward(const Attention& task, int64_t b, int64_t h, float* scrat
   pack(at<const T>(task.k, b, h, 0), task.k.row, m, d, 1.0f, k);
   pack(at<const T>(task.v, b, h, 0), task.v.row, m, e, 1.0f, v);
   turn(k, m, d, k_turned);
-  for (int64_t first = 0; first < n; first += tile) {
-    const int64_t rows = n - first < tile ? n - first : tile;
-    pack(at<const T>(task.q, b, h, first), task.q.row, rows, d, task.scale[h], q);
-    logits(task, b, h, first, rows, q, k_turned, p);
-    float* lse = task.lse + (b * task.heads + h) * n + first;
+  for (int64_t start = 0; start < n; start += tile) {
+    const int64_t rows = n - start < tile ? n - start : tile;
+    pack(at<const T>(task.q, b, h, start), task.q.row, rows, d, task.scale[h], q);
+    logits(task, b, h, start, rows, q, k_turned, p);
+    float* lse = task.lse + (b * task.heads + h) * n + start;
+    float* top = q;  // the queries have done their part
+    for (int64_t i = 0; i < rows; i++) {
+      V highest = load(p + i * m_width);
+      for (int64_t j = LANES; j < m_width; j += LANES) highest = larger(highest, load(p + i * m_width + j));
+      top[i] = largest(highest);
+    }
     for (int64_t i = 0; i < rows; i++) {
       float* row = p + i * m_width;
-      V top = load(row);
-      for (int64_t j = LANES; j < m_width; j += LANES) top = larger(top, load(row + j));
-      const float highest = largest(top);
       V total = {};
       for (int64_t j = 0; j < m_width; j += LANES) {
-        V x = exp(load(row + j) - highest);
+        V x = exp(load(row + j) - top[i]);
         store(row + j, x);
         total += x;
       }
       lse[i] = sum(total);
-      q[i] = highest;  // the queries have done their part
     }
     product<false, false>(rows, e_width, m, p, m_width, v, e_width, out, e_width);
-    T* to = at<T>(task.out, b, h, first);
+    T* to = at<T>(task.out, b, h, start);
     for (int64_t i = 0; i < rows; i++, to += task.out.row) {
       unpack(out + i * e_width, 1, e, 1.0f / lse[i], to, 0);
-      lse[i] = q[i] + logf(lse[i]);
+      lse[i] = top[i] + logf(lse[i]);
     }
   }
 }
@@ -355,13 +438,13 @@ void attention_backward(const Attention& task, int64_t b, int64_t h, float* dbia
   turn(v, m, e, v_turned);
   memset(dk, 0, sizeof(float) * m * (d_width + e_width));
   V dscale = {};
-  for (int64_t first = 0; first < n; first += tile) {
-    const int64_t rows = n - first < tile ? n - first : tile;
-    pack(at<const T>(task.q, b, h, first), task.q.row, rows, d, scale, q);
-    pack(at<const T>(task.dout, b, h, first), task.dout.row, rows, e, 1.0f, dout);
-    logits(task, b, h, first, rows, q, k_turned, p);
+  for (int64_t start = 0; start < n; start += tile) {
+    const int64_t rows = n - start < tile ? n - start : tile;
+    pack(at<const T>(task.q, b, h, start), task.q.row, rows, d, scale, q);
+    pack(at<const T>(task.dout, b, h, start), task.dout.row, rows, e, 1.0f, dout);
+    logits(task, b, h, start, rows, q, k_turned, p);
     product<false, false>(rows, m_width, e, dout, e_width, v_turned, m_width, dp, m_width);
-    const float* lse = task.lse + (b * task.heads + h) * n + first;
+    const float* lse = task.lse + (b * task.heads + h) * n + start;
     for (int64_t i = 0; i < rows; i++) {
       float *row = p + i * m_width, *drow = dp + i * m_width;
       V total = {};
@@ -376,13 +459,12 @@ void attention_backward(const Attention& task, int64_t b, int64_t h, float* dbia
     product<true, true>(m, e_width, rows, p, m_width, dout, e_width, dv, e_width);
     product<true, true>(m, d_width, rows, dp, m_width, q, d_width, dk, d_width);
     product<false, false>(rows, d_width, m, dp, m_width, k, d_width, dq, d_width);
-    unpack(dq, rows, d, scale, at<T>(task.dq, b, h, first), task.dq.row);
-    pack(at<const T>(task.q, b, h, first), task.q.row, rows, d, 1.0f, q);
+    unpack(dq, rows, d, scale, at<T>(task.dq, b, h, start), task.dq.row);
+    pack(at<const T>(task.q, b, h, start), task.q.row, rows, d, 1.0f, q);
     for (int64_t i = 0; i < rows * d_width; i += LANES) dscale += load(q + i) * load(dq + i);
     if (dbias) {
-      float* to = dbias + first * m;
-      for (int64_t i = 0; i < rows; i++, to += m)
-        for (int64_t j = 0; j < m; j += LANES) store(to + j, load(to + j, m - j) + load(dp + i * m_width + j), m - j);
+      float* to = dbias + start * m_width;
+      for (int64_t i = 0; i < rows * m_width; i += LANES) store(to + i, load(to + i) + load(dp + i));
     }
   }
   unpack(dk, m, d, 1.0f, at<T>(task.dk, b, h, 0), task.dk.row);
@@ -397,22 +479,12 @@ struct Moments {
 
 template <class T>
 INLINE Moments moments(const T* x, int64_t d, float epsilon) {
-  V total = {};
-  for (int64_t j = 0; j < d; j += LANES) total += load(x + j, d - j);
-  const float mean = sum(total) / d;
-  V squares = {};
-  int64_t j = 0;
-  for (; j + LANES <= d; j += LANES) {
-    V y = load(x + j) - mean;
-    squares += y * y;
-  }
-  float square = sum(squares);
-  if (j < d) {
-    float part[LANES];
-    store(part, load(x + j, d - j) - mean);
-    for (int64_t i = 0; i < d - j; i++) square += part[i] * part[i];
-  }
-  return {mean, 1.0f / sqrtf(square / d + epsilon)};
+  const float mean = sum(add_up(d, [&](int64_t j, auto count) INLINE_LAMBDA { return load(x + j, count); })) / d;
+  V squares = add_up(d, [&](int64_t j, auto count) INLINE_LAMBDA {
+    V y = first(load(x + j, count) - mean, count, 0.0f);
+    return y * y;
+  });
+  return {mean, 1.0f / sqrtf(sum(squares) / d + epsilon)};
 }
 
 template <class T>
@@ -422,11 +494,10 @@ void norm_forward(const LayerNorm& task, int64_t from, int64_t to) {
     const T* x = static_cast<const T*>(task.x) + i * d;
     T* y = static_cast<T*>(task.y) + i * d;
     const Moments row = moments(x, d, task.epsilon);
-    for (int64_t j = 0; j < d; j += LANES) {
-      const int64_t left = d - j;
-      V normed = (load(x + j, left) - row.mean) * row.inverse;
-      store(y + j, normed * load(task.scale + j, left) + load(task.bias + j, left), left);
-    }
+    each(d, [&](int64_t j, auto count) INLINE_LAMBDA {
+      V normed = (load(x + j, count) - row.mean) * row.inverse;
+      store(y + j, normed * load(task.scale + j, count) + load(task.bias + j, count), count);
+    });
   }
 }
 
@@ -440,22 +511,20 @@ void norm_backward(const LayerNorm& task, int64_t from, int64_t to, float* dscal
     T* dx = static_cast<T*>(task.dx) + i * d;
     const Moments row = moments(x, d, task.epsilon);
     V g_total = {}, gy_total = {};
-    for (int64_t j = 0; j < d; j += LANES) {
-      const int64_t left = d - j;
-      V normed = (load(x + j, left) - row.mean) * row.inverse, dout = load(dy + j, left);
-      V g = dout * load(task.scale + j, left);
+    each(d, [&](int64_t j, auto count) INLINE_LAMBDA {
+      V normed = (load(x + j, count) - row.mean) * row.inverse, dout = load(dy + j, count);
+      V g = dout * load(task.scale + j, count);
       g_total += g;
       gy_total += g * normed;
-      store(dscale + j, load(dscale + j, left) + dout * normed, left);
-      store(dbias + j, load(dbias + j, left) + dout, left);
-    }
+      store(dscale + j, load(dscale + j, count) + dout * normed, count);
+      store(dbias + j, load(dbias + j, count) + dout, count);
+    });
     const float g_mean = sum(g_total) / d, gy_mean = sum(gy_total) / d;
-    for (int64_t j = 0; j < d; j += LANES) {
-      const int64_t left = d - j;
-      V normed = (load(x + j, left) - row.mean) * row.inverse;
-      V g = load(dy + j, left) * load(task.scale + j, left);
-      store(dx + j, (g - g_mean - normed * gy_mean) * row.inverse, left);
-    }
+    each(d, [&](int64_t j, auto count) INLINE_LAMBDA {
+      V normed = (load(x + j, count) - row.mean) * row.inverse;
+      V g = load(dy + j, count) * load(task.scale + j, count);
+      store(dx + j, (g - g_mean - normed * gy_mean) * row.inverse, count);
+    });
   }
 }
 
@@ -465,10 +534,10 @@ void gelu_forward(const Gelu& task, int64_t from, int64_t to) {
   for (int64_t i = from; i < to; i++) {
     const T* x = static_cast<const T*>(task.x) + i * d;
     T* y = static_cast<T*>(task.y) + i * d;
-    for (int64_t j = 0; j < d; j += LANES) {
-      V u = load(x + j, d - j) + load(task.bias + j, d - j);
-      store(y + j, u * normal(u).below, d - j);
-    }
+    each(d, [&](int64_t j, auto count) INLINE_LAMBDA {
+      V u = load(x + j, count) + load(task.bias + j, count);
+      store(y + j, u * normal(u).below, count);
+    });
   }
 }
 
@@ -479,14 +548,13 @@ void gelu_backward(const Gelu& task, int64_t from, int64_t to, float* dbias) {
     const T* x = static_cast<const T*>(task.x) + i * d;
     const T* dy = static_cast<const T*>(task.dy) + i * d;
     T* dx = static_cast<T*>(task.dx) + i * d;
-    for (int64_t j = 0; j < d; j += LANES) {
-      const int64_t left = d - j;
-      V u = load(x + j, left) + load(task.bias + j, left);
+    each(d, [&](int64_t j, auto count) INLINE_LAMBDA {
+      V u = load(x + j, count) + load(task.bias + j, count);
       Normal at = normal(u);
-      V du = load(dy + j, left) * (at.below + u * at.density);
-      store(dx + j, du, left);
-      store(dbias + j, load(dbias + j, left) + du, left);
-    }
+      V du = load(dy + j, count) * (at.below + u * at.density);
+      store(dx + j, du, count);
+      store(dbias + j, load(dbias + j, count) + du, count);
+    });
   }
 }
 
@@ -507,9 +575,9 @@ void transpose(const Transpose& task, int64_t from, int64_t to) {
 }
 
 template <class T>
-constexpr Kernels kernels = {forward_scratch, backward_scratch, attention_forward<T>, attention_backward<T>,
-                             norm_forward<T>, norm_backward<T>,  gelu_forward<T>,      gelu_backward<T>,
-                             transpose<T>};
+constexpr Kernels kernels = {padded,           forward_scratch,  backward_scratch, attention_forward<T>,
+                             attention_backward<T>, norm_forward<T>, norm_backward<T>, gelu_forward<T>,
+                             gelu_backward<T>, transpose<T>};
 
 }  // namespace
 

@@ -48,6 +48,7 @@ struct Transpose {
 // The functions of one type of array. Each works on a part of the whole, so that threads can share it out: attention
 // on one batch element and head, the others on rows [from, to). Sums over rows are added to what is there already.
 struct Kernels {
+  int64_t (*padded)(int64_t size);  // up to whole vectors: how wide the rows of dbias (n, m) are
   // In floats; the scratch must be aligned to 64 bytes.
   int64_t (*forward_scratch)(const Attention&);
   int64_t (*backward_scratch)(const Attention&);
