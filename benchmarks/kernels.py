@@ -58,7 +58,9 @@ def row(name: str, ours: Callable, pure: Callable, args: tuple, differentiate: i
     for what, change in (("forward", jax.jit), ("with backward", with_backward)):
         sides = {"kernel": change(ours), "pure": change(pure)}
         ms = best({name: lambda f=f: f(*args) for name, f in sides.items()})
-        print(f"| {name} | {what} | {ms['kernel']:.2f} | {ms['pure']:.2f} | {ms['pure'] / ms['kernel']:.1f} |", flush=True)
+        print(
+            f"| {name} | {what} | {ms['kernel']:.2f} | {ms['pure']:.2f} | {ms['pure'] / ms['kernel']:.1f} |", flush=True
+        )
 
 
 def attention(

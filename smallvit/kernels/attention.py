@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float
 
-from smallvit.kernels.library import call, usable
+from smallvit.kernels.library import call, like, usable
 
 WIDEST = 128  # of one head
 
@@ -110,19 +110,19 @@ def _mask(
     if allowed is None:
         return None, mask_diagonal
     groups = _groups(allowed, lead, n, m)
-    assert groups is not None
+    if groups is None:
+        raise ValueError(
+            f"allowed {allowed.shape} does not fit {(*lead, 1, n, m)}: ask attends() or attends_packed() first"
+        )
     itself = np.eye(n, m, dtype=bool)
     groups = groups & ~itself if mask_diagonal else groups
     return groups | (itself & ~groups.any(-1, keepdims=True)), False
 
 
-def _or_none(x: Array | np.ndarray | None, dtype: jnp.dtype) -> Array | np.ndarray:
+def _extra(bias: Array | None, mask: Array | np.ndarray | None) -> tuple[Array, Array | np.ndarray]:
     """A foreign function has no optional arguments: an array without elements stands for None."""
-    return np.zeros((0, 0, 0), dtype) if x is None else x
-
-
-def _like(x: Array) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct(x.shape, x.dtype)
+    bias = jnp.zeros((0, 0, 0), jnp.float32) if bias is None else bias
+    return bias, np.zeros((0, 0, 0), bool) if mask is None else mask
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -139,15 +139,15 @@ def _attend_forward(
         jax.ShapeDtypeStruct((*q.shape[:-1], v.shape[-1]), q.dtype),
         jax.ShapeDtypeStruct(q.shape[:-1], jnp.float32),
     ]
-    extra = _or_none(bias, jnp.float32), _or_none(mask, jnp.bool_)
+    extra = _extra(bias, mask)
     out, lse = call("attention_forward", results, q, k, v, scale, *extra, mask_diagonal=diagonal)
     return out, (q, k, v, scale, bias, mask, lse)
 
 
 def _attend_backward(diagonal: bool, saved: tuple, dout: Array) -> tuple:
     q, k, v, scale, bias, mask, lse = saved
-    extra = _or_none(bias, jnp.float32), _or_none(mask, jnp.bool_)
-    results = [_like(q), _like(k), _like(v), jax.ShapeDtypeStruct(q.shape[:2], jnp.float32), _like(extra[0])]
+    extra = _extra(bias, mask)
+    results = [like(q), like(k), like(v), jax.ShapeDtypeStruct(q.shape[:2], jnp.float32), like(extra[0])]
     dq, dk, dv, dscale, dbias = call(
         "attention_backward", results, q, k, v, scale, *extra, lse, dout, mask_diagonal=diagonal
     )
@@ -172,15 +172,15 @@ def _packed_forward(
         jax.ShapeDtypeStruct((b, n, width // 3), qkv.dtype),
         jax.ShapeDtypeStruct((b, heads, n), jnp.float32),
     ]
-    extra = _or_none(bias, jnp.float32), _or_none(mask, jnp.bool_)
+    extra = _extra(bias, mask)
     out, lse = call("packed_forward", results, qkv, scale, *extra, mask_diagonal=diagonal)
     return out, (qkv, scale, bias, mask, lse)
 
 
 def _packed_backward(heads: int, diagonal: bool, saved: tuple, dout: Array) -> tuple:
     qkv, scale, bias, mask, lse = saved
-    extra = _or_none(bias, jnp.float32), _or_none(mask, jnp.bool_)
-    results = [_like(qkv), jax.ShapeDtypeStruct((qkv.shape[0], heads), jnp.float32), _like(extra[0])]
+    extra = _extra(bias, mask)
+    results = [like(qkv), jax.ShapeDtypeStruct((qkv.shape[0], heads), jnp.float32), like(extra[0])]
     dqkv, dscale, dbias = call("packed_backward", results, qkv, scale, *extra, lse, dout, mask_diagonal=diagonal)
     return dqkv, dscale.sum(0), None if bias is None else dbias, None
 

@@ -94,7 +94,14 @@ def disabled() -> Iterator[None]:
         yield
 
 
+def like(x: jax.Array) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(x.shape, x.dtype)
+
+
 def call(
-    name: str, results: list[jax.ShapeDtypeStruct], *args: jax.Array | np.ndarray, **attributes: object
+    name: str, results: list[jax.ShapeDtypeStruct], *args: jax.Array | np.ndarray, **attributes: bool | np.float32
 ) -> list[jax.Array]:
+    """The results of one handler. Under vmap one call after the other."""
+    if status().instruction_set is None:
+        raise ValueError(f"{status()}: ask smallvit.kernels.usable() first")
     return jax.ffi.ffi_call(f"smallvit_{name}", results, vmap_method="sequential")(*args, **attributes)

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from smallvit.kernels.library import call, usable
+from smallvit.kernels.library import call, like, usable
 
 
 def takes_rows(x: Array) -> bool:
@@ -38,24 +38,20 @@ def transpose(x: Float[Array, "n m"]) -> Float[Array, "m n"]:
 transpose.defvjp(lambda x: (transpose(x), None), lambda _, dy: (transpose(dy),))
 
 
-def _like(x: Array) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct(x.shape, x.dtype)
-
-
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _layer_norm(epsilon: float, x: Array, scale: Array, bias: Array) -> Array:
     return _norm_forward(epsilon, x, scale, bias)[0]
 
 
 def _norm_forward(epsilon: float, x: Array, scale: Array, bias: Array) -> tuple[Array, tuple]:
-    (y,) = call("norm_forward", [_like(x)], x, scale, bias, epsilon=np.float32(epsilon))
+    (y,) = call("norm_forward", [like(x)], x, scale, bias, epsilon=np.float32(epsilon))
     return y, (x, scale)
 
 
 def _norm_backward(epsilon: float, saved: tuple, dy: Array) -> tuple[Array, Array, Array]:
     x, scale = saved
     dx, dscale, dbias = call(
-        "norm_backward", [_like(x), _like(scale), _like(scale)], x, scale, dy, epsilon=np.float32(epsilon)
+        "norm_backward", [like(x), like(scale), like(scale)], x, scale, dy, epsilon=np.float32(epsilon)
     )
     return dx, dscale, dbias
 
@@ -65,12 +61,12 @@ _layer_norm.defvjp(_norm_forward, _norm_backward)
 
 @jax.custom_vjp
 def _bias_gelu(x: Array, bias: Array) -> Array:
-    return call("gelu_forward", [_like(x)], x, bias)[0]
+    return call("gelu_forward", [like(x)], x, bias)[0]
 
 
 def _gelu_backward(saved: tuple, dy: Array) -> tuple[Array, Array]:
     x, bias = saved
-    dx, dbias = call("gelu_backward", [_like(x), _like(bias)], x, bias, dy)
+    dx, dbias = call("gelu_backward", [like(x), like(bias)], x, bias, dy)
     return dx, dbias
 
 
