@@ -1,7 +1,6 @@
-"""softmax(scale q k' + bias, where allowed) v without a map in memory: its backward computes the map again, in tiles."""
+"""softmax(scale q k' + bias, where allowed) v, without the map in memory: backward computes it again, tile by tile."""
 
 import math
-from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -125,13 +124,6 @@ def _extra(bias: Array | None, mask: Array | np.ndarray | None) -> tuple[Array, 
     return bias, np.zeros((0, 0, 0), bool) if mask is None else mask
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _attend(
-    diagonal: bool, q: Array, k: Array, v: Array, scale: Array, bias: Array | None, mask: Array | np.ndarray | None
-) -> Array:
-    return _attend_forward(diagonal, q, k, v, scale, bias, mask)[0]
-
-
 def _attend_forward(
     diagonal: bool, q: Array, k: Array, v: Array, scale: Array, bias: Array | None, mask: Array | np.ndarray | None
 ) -> tuple[Array, tuple]:
@@ -154,14 +146,14 @@ def _attend_backward(diagonal: bool, saved: tuple, dout: Array) -> tuple:
     return dq, dk, dv, dscale.sum(0), None if bias is None else dbias, None
 
 
-_attend.defvjp(_attend_forward, _attend_backward)
-
-
-@partial(jax.custom_vjp, nondiff_argnums=(0, 1))
-def _attend_packed(
-    heads: int, diagonal: bool, qkv: Array, scale: Array, bias: Array | None, mask: Array | np.ndarray | None
+def _attend_out(
+    diagonal: bool, q: Array, k: Array, v: Array, scale: Array, bias: Array | None, mask: Array | np.ndarray | None
 ) -> Array:
-    return _packed_forward(heads, diagonal, qkv, scale, bias, mask)[0]
+    return _attend_forward(diagonal, q, k, v, scale, bias, mask)[0]
+
+
+_attend = jax.custom_vjp(_attend_out, nondiff_argnums=(0,))
+_attend.defvjp(_attend_forward, _attend_backward)
 
 
 def _packed_forward(
@@ -185,4 +177,11 @@ def _packed_backward(heads: int, diagonal: bool, saved: tuple, dout: Array) -> t
     return dqkv, dscale.sum(0), None if bias is None else dbias, None
 
 
+def _packed_out(
+    heads: int, diagonal: bool, qkv: Array, scale: Array, bias: Array | None, mask: Array | np.ndarray | None
+) -> Array:
+    return _packed_forward(heads, diagonal, qkv, scale, bias, mask)[0]
+
+
+_attend_packed = jax.custom_vjp(_packed_out, nondiff_argnums=(0, 1))
 _attend_packed.defvjp(_packed_forward, _packed_backward)

@@ -18,7 +18,7 @@ LIBRARY = HERE / "libsmallvit_kernels.so"
 
 # contract: a * b + c in one instruction. No fast-math, for which NaN and infinity do not exist.
 _FLAGS = ("-std=c++17", "-O3", "-fPIC", "-ffp-contract=fast", "-fno-math-errno", "-Wall", "-Wextra", "-Wno-psabi")
-_SETS = {
+_SETS: dict[str, tuple[str, ...]] = {
     "avx512": ("-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mavx2", "-mfma"),
     "avx2": ("-mavx2", "-mfma"),
     "portable": (),
@@ -37,7 +37,7 @@ def build(target: Path = LIBRARY, *, asan: bool = False) -> Path:
     x86 = platform.machine().lower() in ("x86_64", "amd64")
     flags = (*_FLAGS, "-isystem", str(headers), *(_ASAN if asan else ()))
     with tempfile.TemporaryDirectory() as folder:
-        jobs = [("bindings", "bindings.cpp", ())]
+        jobs: list[tuple[str, str, tuple[str, ...]]] = [("bindings", "bindings.cpp", ())]
         for name, special in _SETS.items() if x86 else [("portable", ())]:
             names = (f"-DSMALLVIT_ISA={name}", f'-DSMALLVIT_NAME="{name}"')
             jobs.append((name, "kernels.cpp", (*special, *names)))

@@ -2,7 +2,7 @@
 
 import ctypes
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
@@ -83,8 +83,12 @@ def status() -> Status:
 
 
 def usable() -> bool:
-    """Whether what is traced now may contain native kernels."""
-    return not _off.value and status().instruction_set is not None and jax.default_backend() == "cpu"
+    """Whether what is traced now may contain native kernels.
+
+    Not with several devices: XLA does not know how to divide a foreign function, and each would compute everything.
+    """
+    found = status().instruction_set is not None
+    return not _off.value and found and jax.default_backend() == "cpu" and jax.device_count() == 1
 
 
 @contextmanager
@@ -100,7 +104,7 @@ def like(x: jax.Array) -> jax.ShapeDtypeStruct:
 
 def call(
     name: str, results: list[jax.ShapeDtypeStruct], *args: jax.Array | np.ndarray, **attributes: bool | np.float32
-) -> list[jax.Array]:
+) -> Sequence[jax.Array]:
     """The results of one handler. Under vmap one call after the other."""
     if status().instruction_set is None:
         raise ValueError(f"{status()}: ask smallvit.kernels.usable() first")

@@ -1,7 +1,6 @@
 """What is done row by row: LayerNorm, bias and GELU, and a transpose that XLA does not fold away."""
 
 import math
-from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -38,11 +37,6 @@ def transpose(x: Float[Array, "n m"]) -> Float[Array, "m n"]:
 transpose.defvjp(lambda x: (transpose(x), None), lambda _, dy: (transpose(dy),))
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _layer_norm(epsilon: float, x: Array, scale: Array, bias: Array) -> Array:
-    return _norm_forward(epsilon, x, scale, bias)[0]
-
-
 def _norm_forward(epsilon: float, x: Array, scale: Array, bias: Array) -> tuple[Array, tuple]:
     (y,) = call("norm_forward", [like(x)], x, scale, bias, epsilon=np.float32(epsilon))
     return y, (x, scale)
@@ -56,6 +50,11 @@ def _norm_backward(epsilon: float, saved: tuple, dy: Array) -> tuple[Array, Arra
     return dx, dscale, dbias
 
 
+def _norm_out(epsilon: float, x: Array, scale: Array, bias: Array) -> Array:
+    return _norm_forward(epsilon, x, scale, bias)[0]
+
+
+_layer_norm = jax.custom_vjp(_norm_out, nondiff_argnums=(0,))
 _layer_norm.defvjp(_norm_forward, _norm_backward)
 
 
