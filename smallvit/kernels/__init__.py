@@ -1,0 +1,23 @@
+"""Native CPU kernels, called by XLA: an optional part, and never more than a faster way to the same numbers.
+
+A caller asks first, then calls: `if attends(q, k, v, bias, allowed): return attend(q, k, v, scale, bias, allowed)`.
+"""
+
+from smallvit.kernels.attention import attend, attend_packed, attends, attends_packed
+from smallvit.kernels.library import Status, disabled, status, usable
+from smallvit.kernels.rows import bias_gelu, layer_norm, takes_rows, transpose
+
+__all__ = [
+    "Status",
+    "attend",
+    "attend_packed",
+    "attends",
+    "attends_packed",
+    "bias_gelu",
+    "disabled",
+    "layer_norm",
+    "status",
+    "takes_rows",
+    "transpose",
+    "usable",
+]

@@ -1,0 +1,187 @@
+"""softmax(scale q k' + bias, where allowed) v, without the map in memory: backward computes it again, tile by tile."""
+
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float
+
+from smallvit.kernels.library import call, like, usable
+
+WIDEST = 128  # of one head
+
+
+def attends(q: Array, k: Array, v: Array, bias: Array | None, allowed: np.ndarray | None) -> bool:
+    """Whether `attend` takes these."""
+    return (
+        usable()
+        and q.ndim >= 3
+        and q.dtype == k.dtype == v.dtype
+        and _fits(q.dtype, q.shape[-2], k.shape[-2], q.shape[-1], v.shape[-1])
+        and math.prod(q.shape[:-2]) > 0
+        and _bias_fits(bias, q.shape[-3], q.shape[-2], k.shape[-2])
+        and (allowed is None or _groups(allowed, q.shape[:-3], q.shape[-2], k.shape[-2]) is not None)
+    )
+
+
+def attends_packed(qkv: Array, heads: int, bias: Array | None, allowed: np.ndarray | None) -> bool:
+    """Whether `attend_packed` takes these."""
+    if not usable() or qkv.ndim < 2 or qkv.shape[-1] % (3 * heads):
+        return False
+    n, d = qkv.shape[-2], qkv.shape[-1] // (3 * heads)
+    return (
+        _fits(qkv.dtype, n, n, d, d)
+        and math.prod(qkv.shape[:-2]) > 0
+        and _bias_fits(bias, heads, n, n)
+        and (allowed is None or _groups(allowed, qkv.shape[:-2], n, n) is not None)
+    )
+
+
+def attend(
+    q: Float[Array, "*lead h n d"],
+    k: Float[Array, "*lead h m d"],
+    v: Float[Array, "*lead h m e"],
+    scale: Float[Array, " h"],
+    bias: Float[Array, "#h n m"] | None = None,
+    allowed: Bool[np.ndarray, "*some n m"] | None = None,
+    *,
+    mask_diagonal: bool = False,
+) -> Float[Array, "*lead h n e"]:
+    """Attention per head; logits and sums in float32.
+
+    `allowed` broadcasts against (*lead, h, n, m), the same for all heads. With `mask_diagonal` query i does not read
+    key i. A query with nothing left to read reads itself.
+    """
+    lead = q.shape[:-3]
+    flat = (x.reshape(-1, *x.shape[-3:]) for x in (q, k, v))
+    mask, diagonal = _mask(allowed, lead, q.shape[-2], k.shape[-2], mask_diagonal)
+    out = _attend(diagonal, *flat, scale.astype(jnp.float32), _as_float32(bias), mask)
+    return out.reshape(*lead, *out.shape[1:])
+
+
+def attend_packed(
+    qkv: Float[Array, "*lead n k"],
+    scale: Float[Array, " h"],
+    bias: Float[Array, "#h n n"] | None = None,
+    allowed: Bool[np.ndarray, "*some n n"] | None = None,
+    *,
+    heads: int,
+    mask_diagonal: bool = False,
+) -> Float[Array, "*lead n c"]:
+    """`attend` from one projection (q, k, v; in each, head after head) to what the output projection reads."""
+    lead = qkv.shape[:-2]
+    mask, diagonal = _mask(allowed, lead, qkv.shape[-2], qkv.shape[-2], mask_diagonal)
+    flat = qkv.reshape(-1, *qkv.shape[-2:])
+    out = _attend_packed(heads, diagonal, flat, scale.astype(jnp.float32), _as_float32(bias), mask)
+    return out.reshape(*lead, *out.shape[1:])
+
+
+def _fits(dtype: jnp.dtype, n: int, m: int, d: int, e: int) -> bool:
+    return dtype in (jnp.float32, jnp.bfloat16) and min(n, m) >= 1 and 1 <= d <= WIDEST and 1 <= e <= WIDEST
+
+
+def _bias_fits(bias: Array | None, heads: int, n: int, m: int) -> bool:
+    return bias is None or (bias.shape in ((1, n, m), (heads, n, m)) and jnp.issubdtype(bias.dtype, jnp.floating))
+
+
+def _as_float32(bias: Array | None) -> Array | None:
+    return None if bias is None else bias.astype(jnp.float32)
+
+
+def _groups(allowed: np.ndarray, lead: tuple[int, ...], n: int, m: int) -> np.ndarray | None:
+    """`allowed` as (g, n, m), where the flat batch index modulo g chooses the map; None if it has no such form."""
+    axes = len(lead) + 3
+    if not 2 <= allowed.ndim <= axes or allowed.shape[-2:] != (n, m):
+        return None
+    allowed = allowed.reshape((1,) * (axes - allowed.ndim) + allowed.shape)
+    if allowed.shape[-3] != 1 or any(size not in (1, of) for size, of in zip(allowed.shape, lead, strict=False)):
+        return None
+    outer = next((i for i, size in enumerate(allowed.shape[:-3]) if size != 1), len(lead))
+    allowed = np.broadcast_to(allowed, (*allowed.shape[:outer], *lead[outer:], 1, n, m))
+    return allowed.reshape(-1, n, m)
+
+
+def _mask(
+    allowed: np.ndarray | None, lead: tuple[int, ...], n: int, m: int, mask_diagonal: bool
+) -> tuple[np.ndarray | None, bool]:
+    """(the mask that the kernel reads, whether it leaves the diagonal out by itself)."""
+    if allowed is None:
+        return None, mask_diagonal
+    groups = _groups(allowed, lead, n, m)
+    if groups is None:
+        raise ValueError(
+            f"allowed {allowed.shape} does not fit {(*lead, 1, n, m)}: ask attends() or attends_packed() first"
+        )
+    itself = np.eye(n, m, dtype=bool)
+    groups = groups & ~itself if mask_diagonal else groups
+    return groups | (itself & ~groups.any(-1, keepdims=True)), False
+
+
+def _extra(bias: Array | None, mask: Array | np.ndarray | None) -> tuple[Array, Array | np.ndarray]:
+    """A foreign function has no optional arguments: an array without elements stands for None."""
+    bias = jnp.zeros((0, 0, 0), jnp.float32) if bias is None else bias
+    return bias, np.zeros((0, 0, 0), bool) if mask is None else mask
+
+
+def _attend_forward(
+    diagonal: bool, q: Array, k: Array, v: Array, scale: Array, bias: Array | None, mask: Array | np.ndarray | None
+) -> tuple[Array, tuple]:
+    results = [
+        jax.ShapeDtypeStruct((*q.shape[:-1], v.shape[-1]), q.dtype),
+        jax.ShapeDtypeStruct(q.shape[:-1], jnp.float32),
+    ]
+    extra = _extra(bias, mask)
+    out, lse = call("attention_forward", results, q, k, v, scale, *extra, mask_diagonal=diagonal)
+    return out, (q, k, v, scale, bias, mask, lse)
+
+
+def _attend_backward(diagonal: bool, saved: tuple, dout: Array) -> tuple:
+    q, k, v, scale, bias, mask, lse = saved
+    extra = _extra(bias, mask)
+    results = [like(q), like(k), like(v), jax.ShapeDtypeStruct(q.shape[:2], jnp.float32), like(extra[0])]
+    dq, dk, dv, dscale, dbias = call(
+        "attention_backward", results, q, k, v, scale, *extra, lse, dout, mask_diagonal=diagonal
+    )
+    return dq, dk, dv, dscale.sum(0), None if bias is None else dbias, None
+
+
+def _attend_out(
+    diagonal: bool, q: Array, k: Array, v: Array, scale: Array, bias: Array | None, mask: Array | np.ndarray | None
+) -> Array:
+    return _attend_forward(diagonal, q, k, v, scale, bias, mask)[0]
+
+
+_attend = jax.custom_vjp(_attend_out, nondiff_argnums=(0,))
+_attend.defvjp(_attend_forward, _attend_backward)
+
+
+def _packed_forward(
+    heads: int, diagonal: bool, qkv: Array, scale: Array, bias: Array | None, mask: Array | np.ndarray | None
+) -> tuple[Array, tuple]:
+    b, n, width = qkv.shape
+    results = [
+        jax.ShapeDtypeStruct((b, n, width // 3), qkv.dtype),
+        jax.ShapeDtypeStruct((b, heads, n), jnp.float32),
+    ]
+    extra = _extra(bias, mask)
+    out, lse = call("packed_forward", results, qkv, scale, *extra, mask_diagonal=diagonal)
+    return out, (qkv, scale, bias, mask, lse)
+
+
+def _packed_backward(heads: int, diagonal: bool, saved: tuple, dout: Array) -> tuple:
+    qkv, scale, bias, mask, lse = saved
+    extra = _extra(bias, mask)
+    results = [like(qkv), jax.ShapeDtypeStruct((qkv.shape[0], heads), jnp.float32), like(extra[0])]
+    dqkv, dscale, dbias = call("packed_backward", results, qkv, scale, *extra, lse, dout, mask_diagonal=diagonal)
+    return dqkv, dscale.sum(0), None if bias is None else dbias, None
+
+
+def _packed_out(
+    heads: int, diagonal: bool, qkv: Array, scale: Array, bias: Array | None, mask: Array | np.ndarray | None
+) -> Array:
+    return _packed_forward(heads, diagonal, qkv, scale, bias, mask)[0]
+
+
+_attend_packed = jax.custom_vjp(_packed_out, nondiff_argnums=(0, 1))
+_attend_packed.defvjp(_packed_forward, _packed_backward)

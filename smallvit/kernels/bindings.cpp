@@ -1,0 +1,524 @@
+// The kernels as XLA custom calls: shapes are checked, the work is shared out over XLA's own threads.
+
+#include <algorithm>
+#include <atomic>
+#include <condition_variable>
+#include <cstring>
+#include <exception>
+#include <initializer_list>
+#include <memory>
+#include <mutex>
+#include <new>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "kernels.h"
+#include "xla/ffi/api/ffi.h"
+
+namespace ffi = xla::ffi;
+
+namespace smallvit {
+
+#if defined(__x86_64__)
+namespace avx512 { extern const InstructionSet set; }
+namespace avx2 { extern const InstructionSet set; }
+#endif
+namespace portable { extern const InstructionSet set; }
+
+namespace {
+
+// Best first, those that this CPU has.
+std::vector<const InstructionSet*> available() {
+  std::vector<const InstructionSet*> sets;
+#if defined(__x86_64__)
+  if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
+      __builtin_cpu_supports("avx512vl"))
+    sets.push_back(&avx512::set);
+  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) sets.push_back(&avx2::set);
+#endif
+  sets.push_back(&portable::set);
+  return sets;
+}
+
+std::atomic<const InstructionSet*> chosen{available().front()};
+
+using Shape = ffi::Span<const int64_t>;
+
+struct Wrong : std::exception {
+  std::string message;
+  explicit Wrong(std::string message) : message(std::move(message)) {}
+};
+
+void need(bool condition, const char* message) {
+  if (!condition) throw Wrong(message);
+}
+
+bool is(const ffi::AnyBuffer& x, std::initializer_list<int64_t> shape) {
+  const Shape dimensions = x.dimensions();
+  return dimensions.size() == shape.size() && std::equal(shape.begin(), shape.end(), dimensions.begin());
+}
+
+bool is_float32(const ffi::AnyBuffer& x) { return x.element_type() == ffi::DataType::F32; }
+
+const Kernels& kernels_for(const ffi::AnyBuffer& x) {
+  const InstructionSet& set = *chosen.load();
+  if (is_float32(x)) return set.float32;
+  need(x.element_type() == ffi::DataType::BF16, "arrays must be float32 or bfloat16");
+  return set.bfloat16;
+}
+
+const float* floats(const ffi::AnyBuffer& x) {
+  need(is_float32(x), "parameters must be float32");
+  return static_cast<const float*>(x.untyped_data());
+}
+
+// Nothing may leave a handler but an error: what is thrown here would unwind through XLA.
+template <class F>
+ffi::Error guarded(F&& run) {
+  try {
+    run();
+    return ffi::Error::Success();
+  } catch (const Wrong& wrong) {
+    return ffi::Error::InvalidArgument("smallvit: " + wrong.message);
+  } catch (const std::bad_alloc&) {
+    return ffi::Error(ffi::ErrorCode::kResourceExhausted, "smallvit: no memory for scratch space");
+  } catch (const std::exception& other) {
+    return ffi::Error::Internal(std::string("smallvit: ") + other.what());
+  }
+}
+
+// Floats, zeroed on request, aligned to cache lines.
+class Floats {
+ public:
+  explicit Floats(int64_t size, bool zero = false) : data_(static_cast<float*>(::operator new(bytes(size), ALIGN))) {
+    if (zero) std::memset(data_, 0, bytes(size));
+  }
+  ~Floats() { ::operator delete(data_, ALIGN); }
+  Floats(const Floats&) = delete;
+  Floats& operator=(const Floats&) = delete;
+  float* data() const { return data_; }
+  static int64_t aligned(int64_t size) { return (size + 15) / 16 * 16; }
+
+ private:
+  static constexpr std::align_val_t ALIGN{64};
+  static size_t bytes(int64_t size) { return static_cast<size_t>(size) * sizeof(float); }
+  float* data_;
+};
+
+int64_t workers(const ffi::ThreadPool& pool, int64_t tasks) {
+  return std::max<int64_t>(1, std::min(pool.num_threads(), tasks));
+}
+
+// Runs body(task, worker) for every task, on at most `helpers + 1` threads of which this one is one. It waits only for
+// tasks that have begun: a helper that the busy pool starts late finds nothing to do, so that calls which fill the
+// pool cannot wait for each other.
+template <class Body>
+void share_out(ffi::ThreadPool& pool, int64_t tasks, const Body& body) {
+  struct State {
+    std::atomic<int64_t> next{0}, done{0};
+    int64_t tasks;
+    const Body* body;
+    std::mutex mutex;
+    std::condition_variable finished;
+
+    void work(int64_t worker) {
+      int64_t count = 0;
+      for (int64_t task; (task = next.fetch_add(1)) < tasks; count++) (*body)(task, worker);
+      if (count && done.fetch_add(count) + count == tasks) {
+        std::lock_guard<std::mutex> lock(mutex);
+        finished.notify_one();
+      }
+    }
+  };
+  const int64_t threads = workers(pool, tasks);
+  if (threads == 1) {
+    for (int64_t task = 0; task < tasks; task++) body(task, 0);
+    return;
+  }
+  auto state = std::make_shared<State>();
+  state->tasks = tasks;
+  state->body = &body;
+  try {
+    for (int64_t helper = 1; helper < threads; helper++) pool.Schedule([state, helper] { state->work(helper); });
+  } catch (const std::bad_alloc&) {
+    // Fewer helpers, then.
+  }
+  state->work(0);
+  for (int spin = 0; spin < 2000 && state->done.load() < tasks; spin++) std::this_thread::yield();
+  std::unique_lock<std::mutex> lock(state->mutex);
+  state->finished.wait(lock, [&] { return state->done.load() == tasks; });
+}
+
+// ---------------------------------------------------------------------------------------------------------- attention
+
+constexpr int64_t WIDEST = 128;
+
+void read_rest(Attention& task, const ffi::AnyBuffer& scale, const ffi::AnyBuffer& bias, const ffi::AnyBuffer& mask,
+               bool mask_diagonal) {
+  need(task.n >= 1 && task.m >= 1, "attention needs a query and a key");
+  need(task.d >= 1 && task.d <= WIDEST && task.e >= 1 && task.e <= WIDEST, "a head must be 1 to 128 wide");
+  need(is(scale, {task.heads}), "scale must be (heads)");
+  task.scale = floats(scale);
+  task.mask_diagonal = mask_diagonal;
+  if (bias.element_count()) {
+    need(is(bias, {1, task.n, task.m}) || is(bias, {task.heads, task.n, task.m}), "bias must be (heads or 1, n, m)");
+    task.bias = floats(bias);
+    task.bias_heads = bias.dimensions()[0];
+  }
+  if (mask.element_count()) {
+    const ffi::DataType type = mask.element_type();
+    need(type == ffi::DataType::PRED || type == ffi::DataType::U8, "the mask must be bool or uint8");
+    need(mask.dimensions().size() == 3, "the mask must be (groups, n, m)");
+    task.groups = mask.dimensions()[0];
+    need(is(mask, {task.groups, task.n, task.m}), "the mask must be (groups, n, m)");
+    task.mask = static_cast<const uint8_t*>(mask.untyped_data());
+  }
+}
+
+Attention read_separate(const ffi::AnyBuffer& q, const ffi::AnyBuffer& k, const ffi::AnyBuffer& v) {
+  need(q.dimensions().size() == 4 && k.dimensions().size() == 4 && v.dimensions().size() == 4,
+       "q, k and v must be (batch, heads, tokens, width)");
+  need(q.element_type() == k.element_type() && q.element_type() == v.element_type(), "q, k and v must be of one type");
+  Attention task;
+  task.batch = q.dimensions()[0];
+  task.heads = q.dimensions()[1];
+  task.n = q.dimensions()[2];
+  task.d = q.dimensions()[3];
+  task.m = k.dimensions()[2];
+  task.e = v.dimensions()[3];
+  need(is(k, {task.batch, task.heads, task.m, task.d}) && is(v, {task.batch, task.heads, task.m, task.e}),
+       "k must be (batch, heads, m, d) and v (batch, heads, m, e)");
+  return task;
+}
+
+View separate(const Attention& task, void* data, int64_t tokens, int64_t width) {
+  return {data, task.heads * tokens * width, tokens * width, width};
+}
+
+Attention read_packed(const ffi::AnyBuffer& qkv, int64_t heads) {
+  need(qkv.dimensions().size() == 3 && heads >= 1 && qkv.dimensions()[2] % (3 * heads) == 0,
+       "qkv must be (batch, tokens, 3 * heads * width)");
+  Attention task;
+  task.batch = qkv.dimensions()[0];
+  task.heads = heads;
+  task.n = task.m = qkv.dimensions()[1];
+  task.d = task.e = qkv.dimensions()[2] / (3 * heads);
+  return task;
+}
+
+// Of qkv the part 0, 1 or 2.
+View packed(const Attention& task, void* data, size_t element, int64_t part, int64_t parts) {
+  const int64_t inner = task.heads * task.d;
+  return {static_cast<char*>(data) + part * inner * element, task.n * parts * inner, task.d, parts * inner};
+}
+
+size_t element(const ffi::AnyBuffer& x) { return is_float32(x) ? 4 : 2; }
+
+void run_forward(ffi::ThreadPool& pool, const Attention& task, const Kernels& kernels) {
+  // All heads of an image in one go, for heads share cache lines; but never so coarse that threads idle.
+  const int64_t all = task.batch * task.heads, grain = task.batch >= 4 * pool.num_threads() ? task.heads : 1;
+  const int64_t tasks = all / grain, size = Floats::aligned(kernels.forward_scratch(task));
+  const Floats scratch(size * workers(pool, tasks));
+  share_out(pool, tasks, [&](int64_t index, int64_t worker) {
+    for (int64_t i = index * grain; i < (index + 1) * grain; i++)
+      kernels.attention_forward(task, i / task.heads, i % task.heads, scratch.data() + worker * size);
+  });
+}
+
+// The bias's gradient is summed over the batch: in a fixed number of parts, then part after part. The order depends on
+// the shapes alone, hence the bits do, whatever the number of threads.
+void run_backward(ffi::ThreadPool& pool, const Attention& task, const Kernels& kernels, float* dbias) {
+  const int64_t size = Floats::aligned(kernels.backward_scratch(task));
+  if (!task.bias) {
+    const int64_t all = task.batch * task.heads, grain = task.batch >= 4 * pool.num_threads() ? task.heads : 1;
+    const int64_t tasks = all / grain;
+    const Floats scratch(size * workers(pool, tasks));
+    share_out(pool, tasks, [&](int64_t index, int64_t worker) {
+      for (int64_t i = index * grain; i < (index + 1) * grain; i++)
+        kernels.attention_backward(task, i / task.heads, i % task.heads, nullptr, scratch.data() + worker * size);
+    });
+    return;
+  }
+  constexpr int64_t MOST = 16, BUDGET = 1 << 24;  // parts, floats
+  const int64_t width = kernels.padded(task.m), map = task.n * width, bias = task.bias_heads * map;
+  const int64_t parts = std::max<int64_t>(1, std::min({MOST, task.batch, BUDGET / bias}));
+  const int64_t shared = task.heads / task.bias_heads;  // heads that a map serves
+  const int64_t tasks = parts * task.bias_heads;
+  const Floats scratch(size * workers(pool, tasks)), sums(parts * bias, true);
+  share_out(pool, tasks, [&](int64_t index, int64_t worker) {
+    const int64_t part = index / task.bias_heads, first_head = index % task.bias_heads * shared;
+    for (int64_t b = task.batch * part / parts; b < task.batch * (part + 1) / parts; b++)
+      for (int64_t h = first_head; h < first_head + shared; h++)
+        kernels.attention_backward(task, b, h, sums.data() + index * map, scratch.data() + worker * size);
+  });
+  share_out(pool, task.bias_heads, [&](int64_t head, int64_t) {
+    for (int64_t row = head * task.n; row < (head + 1) * task.n; row++)
+      for (int64_t j = 0; j < task.m; j++) {
+        float total = 0;
+        for (int64_t part = 0; part < parts; part++) total += sums.data()[part * bias + row * width + j];
+        dbias[row * task.m + j] = total;
+      }
+  });
+}
+
+float* sized(ffi::Result<ffi::AnyBuffer>& x, std::initializer_list<int64_t> shape) {
+  need(is(*x, shape) && is_float32(*x), "a float32 result has the wrong shape");
+  return static_cast<float*>(x->untyped_data());
+}
+
+// A result like the array `like`.
+void* same(ffi::Result<ffi::AnyBuffer>& x, const ffi::AnyBuffer& like) {
+  const Shape a = x->dimensions(), b = like.dimensions();
+  need(a.size() == b.size() && std::equal(a.begin(), a.end(), b.begin()) && x->element_type() == like.element_type(),
+       "a result differs in shape or type from its array");
+  return x->untyped_data();
+}
+
+float* bias_result(ffi::Result<ffi::AnyBuffer>& dbias, const Attention& task) {
+  return task.bias ? sized(dbias, {task.bias_heads, task.n, task.m}) : nullptr;
+}
+
+ffi::Error attention_forward(ffi::ThreadPool pool, ffi::AnyBuffer q, ffi::AnyBuffer k, ffi::AnyBuffer v,
+                             ffi::AnyBuffer scale, ffi::AnyBuffer bias, ffi::AnyBuffer mask,
+                             ffi::Result<ffi::AnyBuffer> out, ffi::Result<ffi::AnyBuffer> lse, bool mask_diagonal) {
+  return guarded([&] {
+    Attention task = read_separate(q, k, v);
+    read_rest(task, scale, bias, mask, mask_diagonal);
+    need(is(*out, {task.batch, task.heads, task.n, task.e}) && out->element_type() == q.element_type(),
+         "out must be (batch, heads, n, e)");
+    task.lse = sized(lse, {task.batch, task.heads, task.n});
+    task.q = separate(task, q.untyped_data(), task.n, task.d);
+    task.k = separate(task, k.untyped_data(), task.m, task.d);
+    task.v = separate(task, v.untyped_data(), task.m, task.e);
+    task.out = separate(task, out->untyped_data(), task.n, task.e);
+    run_forward(pool, task, kernels_for(q));
+  });
+}
+
+ffi::Error attention_backward(ffi::ThreadPool pool, ffi::AnyBuffer q, ffi::AnyBuffer k, ffi::AnyBuffer v,
+                              ffi::AnyBuffer scale, ffi::AnyBuffer bias, ffi::AnyBuffer mask, ffi::AnyBuffer lse,
+                              ffi::AnyBuffer dout, ffi::Result<ffi::AnyBuffer> dq, ffi::Result<ffi::AnyBuffer> dk,
+                              ffi::Result<ffi::AnyBuffer> dv, ffi::Result<ffi::AnyBuffer> dscale,
+                              ffi::Result<ffi::AnyBuffer> dbias, bool mask_diagonal) {
+  return guarded([&] {
+    Attention task = read_separate(q, k, v);
+    read_rest(task, scale, bias, mask, mask_diagonal);
+    need(is(dout, {task.batch, task.heads, task.n, task.e}) && dout.element_type() == q.element_type(),
+         "dout must be (batch, heads, n, e)");
+    need(is(lse, {task.batch, task.heads, task.n}), "lse must be (batch, heads, n)");
+    task.lse = const_cast<float*>(floats(lse));
+    task.dscale = sized(dscale, {task.batch, task.heads});
+    task.q = separate(task, q.untyped_data(), task.n, task.d);
+    task.k = separate(task, k.untyped_data(), task.m, task.d);
+    task.v = separate(task, v.untyped_data(), task.m, task.e);
+    task.dout = separate(task, dout.untyped_data(), task.n, task.e);
+    task.dq = separate(task, same(dq, q), task.n, task.d);
+    task.dk = separate(task, same(dk, k), task.m, task.d);
+    task.dv = separate(task, same(dv, v), task.m, task.e);
+    run_backward(pool, task, kernels_for(q), bias_result(dbias, task));
+  });
+}
+
+ffi::Error packed_forward(ffi::ThreadPool pool, ffi::AnyBuffer qkv, ffi::AnyBuffer scale, ffi::AnyBuffer bias,
+                          ffi::AnyBuffer mask, ffi::Result<ffi::AnyBuffer> out, ffi::Result<ffi::AnyBuffer> lse,
+                          bool mask_diagonal) {
+  return guarded([&] {
+    Attention task = read_packed(qkv, scale.element_count());
+    read_rest(task, scale, bias, mask, mask_diagonal);
+    need(is(*out, {task.batch, task.n, task.heads * task.d}) && out->element_type() == qkv.element_type(),
+         "out must be (batch, n, heads * d)");
+    task.lse = sized(lse, {task.batch, task.heads, task.n});
+    const size_t bytes = element(qkv);
+    task.q = packed(task, qkv.untyped_data(), bytes, 0, 3);
+    task.k = packed(task, qkv.untyped_data(), bytes, 1, 3);
+    task.v = packed(task, qkv.untyped_data(), bytes, 2, 3);
+    task.out = packed(task, out->untyped_data(), bytes, 0, 1);
+    run_forward(pool, task, kernels_for(qkv));
+  });
+}
+
+ffi::Error packed_backward(ffi::ThreadPool pool, ffi::AnyBuffer qkv, ffi::AnyBuffer scale, ffi::AnyBuffer bias,
+                           ffi::AnyBuffer mask, ffi::AnyBuffer lse, ffi::AnyBuffer dout,
+                           ffi::Result<ffi::AnyBuffer> dqkv, ffi::Result<ffi::AnyBuffer> dscale,
+                           ffi::Result<ffi::AnyBuffer> dbias, bool mask_diagonal) {
+  return guarded([&] {
+    Attention task = read_packed(qkv, scale.element_count());
+    read_rest(task, scale, bias, mask, mask_diagonal);
+    need(is(dout, {task.batch, task.n, task.heads * task.d}) && dout.element_type() == qkv.element_type(),
+         "dout must be (batch, n, heads * d)");
+    need(is(lse, {task.batch, task.heads, task.n}), "lse must be (batch, heads, n)");
+    task.lse = const_cast<float*>(floats(lse));
+    task.dscale = sized(dscale, {task.batch, task.heads});
+    const size_t bytes = element(qkv);
+    void* gradient = same(dqkv, qkv);
+    task.q = packed(task, qkv.untyped_data(), bytes, 0, 3);
+    task.k = packed(task, qkv.untyped_data(), bytes, 1, 3);
+    task.v = packed(task, qkv.untyped_data(), bytes, 2, 3);
+    task.dout = packed(task, dout.untyped_data(), bytes, 0, 1);
+    task.dq = packed(task, gradient, bytes, 0, 3);
+    task.dk = packed(task, gradient, bytes, 1, 3);
+    task.dv = packed(task, gradient, bytes, 2, 3);
+    run_backward(pool, task, kernels_for(qkv), bias_result(dbias, task));
+  });
+}
+
+// --------------------------------------------------------------------------------------------------------------- rows
+
+constexpr int64_t PART = 1 << 15;  // elements: what a thread takes at a time
+
+int64_t rows_per_part(int64_t rows, int64_t width) {
+  return std::max<int64_t>(1, std::min(rows, PART / std::max<int64_t>(1, width)));
+}
+
+// body(from, to) on all rows.
+template <class Body>
+void over_rows(ffi::ThreadPool& pool, int64_t rows, int64_t width, const Body& body) {
+  const int64_t step = rows_per_part(rows, width);
+  share_out(pool, (rows + step - 1) / step, [&](int64_t part, int64_t) {
+    body(part * step, std::min(rows, (part + 1) * step));
+  });
+}
+
+// body(from, to, sums), where `sums` rows of `width` floats are added up over all rows: in a number of parts that
+// depends on the shapes alone, then part after part.
+template <class Body>
+void sum_over_rows(ffi::ThreadPool& pool, int64_t rows, int64_t width, std::initializer_list<float*> results,
+                   const Body& body) {
+  constexpr int64_t MOST = 32;
+  const int64_t parts = std::max<int64_t>(1, std::min(MOST, rows * width / PART));
+  const int64_t size = static_cast<int64_t>(results.size()) * width;
+  const Floats sums(std::max<int64_t>(1, parts * size), true);
+  share_out(pool, parts, [&](int64_t part, int64_t) {
+    body(rows * part / parts, rows * (part + 1) / parts, sums.data() + part * size);
+  });
+  int64_t at = 0;
+  for (float* result : results)
+    for (int64_t i = 0; i < width; i++, at++) {
+      float total = 0;
+      for (int64_t part = 0; part < parts; part++) total += sums.data()[part * size + at];
+      result[i] = total;
+    }
+}
+
+// Rows and width of an array that is 2-D.
+void read_rows(const ffi::AnyBuffer& x, int64_t& rows, int64_t& width) {
+  need(x.dimensions().size() == 2, "x must be (rows, columns)");
+  rows = x.dimensions()[0];
+  width = x.dimensions()[1];
+}
+
+LayerNorm read_norm(const ffi::AnyBuffer& x, const ffi::AnyBuffer& scale, float epsilon) {
+  LayerNorm task;
+  read_rows(x, task.rows, task.d);
+  need(is(scale, {task.d}), "scale must have a number for each column of x");
+  task.scale = floats(scale);
+  task.x = x.untyped_data();
+  task.epsilon = epsilon;
+  return task;
+}
+
+ffi::Error norm_forward(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::AnyBuffer scale, ffi::AnyBuffer bias,
+                        ffi::Result<ffi::AnyBuffer> y, float epsilon) {
+  return guarded([&] {
+    LayerNorm task = read_norm(x, scale, epsilon);
+    need(is(bias, {task.d}), "bias must have a number for each column of x");
+    task.bias = floats(bias);
+    task.y = same(y, x);
+    const Kernels& kernels = kernels_for(x);
+    over_rows(pool, task.rows, task.d, [&](int64_t from, int64_t to) { kernels.norm_forward(task, from, to); });
+  });
+}
+
+ffi::Error norm_backward(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::AnyBuffer scale, ffi::AnyBuffer dy,
+                         ffi::Result<ffi::AnyBuffer> dx, ffi::Result<ffi::AnyBuffer> dscale,
+                         ffi::Result<ffi::AnyBuffer> dbias, float epsilon) {
+  return guarded([&] {
+    LayerNorm task = read_norm(x, scale, epsilon);
+    task.dx = same(dx, x);
+    need(is(dy, {task.rows, task.d}) && dy.element_type() == x.element_type(), "dy must be like x");
+    task.dy = dy.untyped_data();
+    const Kernels& kernels = kernels_for(x);
+    float *scale_sum = sized(dscale, {task.d}), *bias_sum = sized(dbias, {task.d});
+    sum_over_rows(pool, task.rows, task.d, {scale_sum, bias_sum}, [&](int64_t from, int64_t to, float* sums) {
+      kernels.norm_backward(task, from, to, sums, sums + task.d);
+    });
+  });
+}
+
+Gelu read_gelu(const ffi::AnyBuffer& x, const ffi::AnyBuffer& bias) {
+  Gelu task;
+  read_rows(x, task.rows, task.d);
+  need(is(bias, {task.d}), "bias must have a number for each column of x");
+  task.bias = floats(bias);
+  task.x = x.untyped_data();
+  return task;
+}
+
+ffi::Error gelu_forward(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::AnyBuffer bias, ffi::Result<ffi::AnyBuffer> y) {
+  return guarded([&] {
+    Gelu task = read_gelu(x, bias);
+    task.y = same(y, x);
+    const Kernels& kernels = kernels_for(x);
+    over_rows(pool, task.rows, task.d, [&](int64_t from, int64_t to) { kernels.gelu_forward(task, from, to); });
+  });
+}
+
+ffi::Error gelu_backward(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::AnyBuffer bias, ffi::AnyBuffer dy,
+                         ffi::Result<ffi::AnyBuffer> dx, ffi::Result<ffi::AnyBuffer> dbias) {
+  return guarded([&] {
+    Gelu task = read_gelu(x, bias);
+    task.dx = same(dx, x);
+    need(is(dy, {task.rows, task.d}) && dy.element_type() == x.element_type(), "dy must be like x");
+    task.dy = dy.untyped_data();
+    const Kernels& kernels = kernels_for(x);
+    sum_over_rows(pool, task.rows, task.d, {sized(dbias, {task.d})}, [&](int64_t from, int64_t to, float* sums) {
+      kernels.gelu_backward(task, from, to, sums);
+    });
+  });
+}
+
+ffi::Error transpose(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::Result<ffi::AnyBuffer> y) {
+  return guarded([&] {
+    Transpose task;
+    read_rows(x, task.rows, task.columns);
+    need(is(*y, {task.columns, task.rows}) && y->element_type() == x.element_type(), "y must be (columns, rows)");
+    task.x = x.untyped_data();
+    task.y = y->untyped_data();
+    const Kernels& kernels = kernels_for(x);
+    over_rows(pool, task.columns, task.rows, [&](int64_t from, int64_t to) { kernels.transpose(task, from, to); });
+  });
+}
+
+using Any = ffi::AnyBuffer;
+using Pool = ffi::ThreadPool;
+
+}  // namespace
+}  // namespace smallvit
+
+#define HANDLER(name, function, ...)                                                        \
+  XLA_FFI_DEFINE_HANDLER_SYMBOL(name, smallvit::function, ffi::Ffi::Bind().Ctx<smallvit::Pool>() __VA_ARGS__)
+#define ARG .Arg<smallvit::Any>()
+#define RET .Ret<smallvit::Any>()
+
+HANDLER(smallvit_attention_forward, attention_forward, ARG ARG ARG ARG ARG ARG RET RET.Attr<bool>("mask_diagonal"));
+HANDLER(smallvit_attention_backward, attention_backward,
+        ARG ARG ARG ARG ARG ARG ARG ARG RET RET RET RET RET.Attr<bool>("mask_diagonal"));
+HANDLER(smallvit_packed_forward, packed_forward, ARG ARG ARG ARG RET RET.Attr<bool>("mask_diagonal"));
+HANDLER(smallvit_packed_backward, packed_backward, ARG ARG ARG ARG ARG ARG RET RET RET.Attr<bool>("mask_diagonal"));
+HANDLER(smallvit_norm_forward, norm_forward, ARG ARG ARG RET.Attr<float>("epsilon"));
+HANDLER(smallvit_norm_backward, norm_backward, ARG ARG ARG RET RET RET.Attr<float>("epsilon"));
+HANDLER(smallvit_gelu_forward, gelu_forward, ARG ARG RET);
+HANDLER(smallvit_gelu_backward, gelu_backward, ARG ARG ARG RET RET);
+HANDLER(smallvit_transpose, transpose, ARG RET);
+
+// Uses the named instruction set from now on, the best one for an empty name; returns its name, or null if the CPU has
+// no such one.
+extern "C" const char* smallvit_choose(const char* name) {
+  for (const smallvit::InstructionSet* set : smallvit::available())
+    if (!*name || !std::strcmp(name, set->name)) {
+      smallvit::chosen = set;
+      return set->name;
+    }
+  return nullptr;
+}

@@ -1,0 +1,588 @@
+// The kernels, written once with the compiler's vector extensions and compiled once for each instruction set.
+//
+// Nothing of the C++ library is used: an inline function of it, compiled here for AVX-512, could be the copy that the
+// linker keeps for everybody.
+
+#include "kernels.h"
+
+#include <cmath>
+#include <cstring>
+
+#if defined(LANES)
+#elif defined(__AVX512F__)
+#define LANES 16
+#elif defined(__AVX2__)
+#define LANES 8
+#else
+#define LANES 4
+#endif
+
+namespace smallvit {
+namespace SMALLVIT_ISA {
+namespace {
+
+#define INLINE inline __attribute__((always_inline))
+#define INLINE_LAMBDA __attribute__((always_inline))
+
+typedef float V __attribute__((vector_size(4 * LANES)));
+typedef int32_t I __attribute__((vector_size(4 * LANES)));
+typedef uint32_t U __attribute__((vector_size(4 * LANES)));
+typedef uint16_t H __attribute__((vector_size(2 * LANES)));
+typedef uint8_t B __attribute__((vector_size(LANES)));
+
+// A product keeps ROWS x COLUMNS vectors in registers, of which there are 32 with AVX-512 and 16 without.
+#if LANES == 16
+constexpr int64_t ROWS = 8, COLUMNS = 3;
+#else
+constexpr int64_t ROWS = 6, COLUMNS = 2;
+#endif
+
+struct Bf16 {
+  uint16_t bits;
+};
+
+template <class To, class From>
+INLINE To bits(From x) {
+  static_assert(sizeof(To) == sizeof(From), "the same bits");
+  To y;
+  memcpy(&y, &x, sizeof y);
+  return y;
+}
+
+template <class Vector, class T>
+INLINE Vector load_as(const T* p) {
+  Vector x;
+  memcpy(&x, p, sizeof x);
+  return x;
+}
+
+INLINE V splat(float x) { return x - V{}; }
+
+INLINE V load(const float* p) { return load_as<V>(p); }
+INLINE V load(const Bf16* p) { return bits<V>(__builtin_convertvector(load_as<H>(p), U) << 16); }
+
+INLINE void store(float* p, V x) { memcpy(p, &x, sizeof x); }
+INLINE void store(Bf16* p, V x) {
+  U u = bits<U>(x);
+  U rounded = (u + 0x7fff + ((u >> 16) & 1)) >> 16;  // to the nearest, ties to even
+  rounded = x == x ? rounded : ((u >> 16) | 0x40);   // a NaN stays one
+  H h = __builtin_convertvector(rounded, H);
+  memcpy(p, &h, sizeof h);
+}
+
+// A whole vector, or the first few of its elements. Nothing past them is read or written; zeros fill up.
+struct Whole {};
+
+template <class T>
+INLINE V load(const T* p, Whole) {
+  return load(p);
+}
+
+template <class T>
+INLINE V load(const T* p, int64_t count) {
+  T part[LANES] = {};
+  for (int64_t i = 0; i < count; i++) part[i] = p[i];
+  return load(part);
+}
+
+template <class T>
+INLINE void store(T* p, V x, Whole) {
+  store(p, x);
+}
+
+template <class T>
+INLINE void store(T* p, V x, int64_t count) {
+  T part[LANES];
+  store(part, x);
+  for (int64_t i = 0; i < count; i++) p[i] = part[i];
+}
+
+// The first elements, `rest` behind them.
+INLINE V first(V x, Whole, float) { return x; }
+INLINE V first(V x, int64_t count, float rest) {
+  int32_t lanes[LANES];
+  for (int32_t i = 0; i < LANES; i++) lanes[i] = i;
+  return load_as<I>(lanes) < static_cast<int32_t>(count) ? x : splat(rest);
+}
+
+// f(j, how much) for each vector of a row.
+template <class F>
+INLINE void each(int64_t width, F f) {
+  int64_t j = 0;
+  for (; j + LANES <= width; j += LANES) f(j, Whole{});
+  if (j < width) f(j, width - j);
+}
+
+// The sum of f(j, how much) over a row; four sums side by side, for an addition takes four cycles.
+template <class F>
+INLINE V add_up(int64_t width, F f) {
+  V a = {}, b = {}, c = {}, d = {};
+  int64_t j = 0;
+  for (; j + 4 * LANES <= width; j += 4 * LANES) {
+    a += f(j, Whole{});
+    b += f(j + LANES, Whole{});
+    c += f(j + 2 * LANES, Whole{});
+    d += f(j + 3 * LANES, Whole{});
+  }
+  for (; j + LANES <= width; j += LANES) a += f(j, Whole{});
+  if (j < width) b += f(j, width - j);
+  return (a + b) + (c + d);
+}
+
+INLINE V larger(V a, V b) { return a > b ? a : b; }
+
+// LOW and HIGH interleave the halves of two vectors; SWAP_k exchanges the elements i and i ^ k.
+#define SHUFFLE __builtin_shufflevector
+#if LANES == 4
+#define LOW(a, b) SHUFFLE(a, b, 0, 4, 1, 5)
+#define HIGH(a, b) SHUFFLE(a, b, 2, 6, 3, 7)
+#define SWAPS(x, STEP) STEP(x, 2, 3, 0, 1) STEP(x, 1, 0, 3, 2)
+#elif LANES == 8
+#define LOW(a, b) SHUFFLE(a, b, 0, 8, 1, 9, 2, 10, 3, 11)
+#define HIGH(a, b) SHUFFLE(a, b, 4, 12, 5, 13, 6, 14, 7, 15)
+#define SWAPS(x, STEP) STEP(x, 4, 5, 6, 7, 0, 1, 2, 3) STEP(x, 2, 3, 0, 1, 6, 7, 4, 5) STEP(x, 1, 0, 3, 2, 5, 4, 7, 6)
+#else
+#define LOW(a, b) SHUFFLE(a, b, 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23)
+#define HIGH(a, b) SHUFFLE(a, b, 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31)
+#define SWAPS(x, STEP)                                               \
+  STEP(x, 8, 9, 10, 11, 12, 13, 14, 15, 0, 1, 2, 3, 4, 5, 6, 7)      \
+  STEP(x, 4, 5, 6, 7, 0, 1, 2, 3, 12, 13, 14, 15, 8, 9, 10, 11)      \
+  STEP(x, 2, 3, 0, 1, 6, 7, 4, 5, 10, 11, 8, 9, 14, 15, 12, 13)      \
+  STEP(x, 1, 0, 3, 2, 5, 4, 7, 6, 9, 8, 11, 10, 13, 12, 15, 14)
+#endif
+
+INLINE float sum(V x) {
+#define STEP(x, ...) x += SHUFFLE(x, x, __VA_ARGS__);
+  SWAPS(x, STEP)
+#undef STEP
+  return x[0];
+}
+
+INLINE float largest(V x) {
+#define STEP(x, ...) x = larger(x, SHUFFLE(x, x, __VA_ARGS__));
+  SWAPS(x, STEP)
+#undef STEP
+  return x[0];
+}
+
+// A square of vectors, transposed: interleaving the upper half with the lower one rotates the bits of each element's
+// address by one, and after all of them rows have become columns.
+INLINE void turn(V (&x)[LANES]) {
+  for (int step = 1; step < LANES; step *= 2) {
+    V y[LANES];
+    for (int i = 0; i < LANES / 2; i++) {
+      y[2 * i] = LOW(x[i], x[i + LANES / 2]);
+      y[2 * i + 1] = HIGH(x[i], x[i + LANES / 2]);
+    }
+    for (int i = 0; i < LANES; i++) x[i] = y[i];
+  }
+}
+
+// exp for x <= 88, relative error 1e-7; 0 below 2^-126. exp(r) = 1 + r + r^2 g(r) for |r| <= log(2) / 2, g a minimax
+// fit. A NaN stays one, since the comparison with it is false.
+INLINE V exp(V x) {
+  x = x < -88.0f ? splat(-88.0f) : x;
+  V shifted = x * 1.442695041f + 12583039.0f;  // adding 1.5 * 2^23 + 127 rounds n + 127 to an integer in the low bits
+  V n = shifted - 12583039.0f;
+  V r = x - n * 0.693359375f + n * 2.12194440e-4f;
+  V g = splat(1.381446674e-3f);
+  g = g * r + 8.368780429e-3f;
+  g = g * r + 4.166839422e-2f;
+  g = g * r + 1.666652011e-1f;
+  g = g * r + 4.999999341e-1f;
+  V y = g * (r * r) + (r + 1.0f);
+  return y * bits<V>(bits<I>(shifted) << 23);  // 2^n, or 0 for n = -127
+}
+
+// The normal distribution: (probability of a value <= x, density at x), absolute error 1e-7.
+// erfc(z) = t f(t) exp(-z^2) with t = 1 / (1 + 0.45 z), f a minimax fit.
+struct Normal {
+  V below, density;
+};
+
+INLINE Normal normal(V x) {
+  V z = bits<V>(bits<U>(x) & 0x7fffffffu) * 0.707106781f;
+  V e = exp(-z * z);
+  V t = 1.0f / (z * 0.45f + 1.0f);
+  V f = splat(8.727494475e-2f);
+  f = f * t - 4.685392504e-1f;
+  f = f * t + 8.060788650e-1f;
+  f = f * t - 3.217315132e-1f;
+  f = f * t + 4.282136573e-1f;
+  f = f * t + 2.110064642e-1f;
+  f = f * t + 2.576968257e-1f;
+  V tail = 0.5f * t * f * e;
+  return {x < 0.0f ? tail : 1.0f - tail, e * 0.398942280f};
+}
+
+constexpr int64_t padded(int64_t size) { return (size + LANES - 1) / LANES * LANES; }
+
+// c (rows x columns) = a b, or c += a b. Rows of b and c are whole vectors; `a` is read element by element, at
+// a[row * a_row + k * a_k]. All in float32.
+template <int R, int C, bool ADD>
+INLINE void block(int64_t depth, const float* a, int64_t a_row, int64_t a_k, const float* b, int64_t b_row, float* c,
+                  int64_t c_row) {
+  V total[R][C];
+  for (int i = 0; i < R; i++)
+    for (int j = 0; j < C; j++) total[i][j] = ADD ? load(c + i * c_row + j * LANES) : V{};
+  for (int64_t k = 0; k < depth; k++) {
+    V row[C];
+    for (int j = 0; j < C; j++) row[j] = load(b + j * LANES);
+    for (int i = 0; i < R; i++) {
+      float x = a[i * a_row];
+      for (int j = 0; j < C; j++) total[i][j] += x * row[j];
+    }
+    a += a_k;
+    b += b_row;
+  }
+  for (int i = 0; i < R; i++)
+    for (int j = 0; j < C; j++) store(c + i * c_row + j * LANES, total[i][j]);
+}
+
+template <int R, int C, bool ADD, bool ACROSS>
+void rows(int64_t count, int64_t depth, const float* a, int64_t a_stride, const float* b, int64_t b_row, float* c,
+          int64_t c_row) {
+  const int64_t a_row = ACROSS ? 1 : a_stride, a_k = ACROSS ? a_stride : 1;
+  for (; count; count--, a += R * a_row, c += R * c_row) block<R, C, ADD>(depth, a, a_row, a_k, b, b_row, c, c_row);
+}
+
+// Rows are shared out evenly: 65 of them are ten blocks of 6 and one of 5, not ten of 6, one of 4 and one of 1.
+template <int R, int C, bool ADD, bool ACROSS>
+void share(int64_t size, int64_t count, int64_t depth, const float* a, int64_t a_stride, const float* b, int64_t b_row,
+           float* c, int64_t c_row) {
+  if (size == R) return rows<R, C, ADD, ACROSS>(count, depth, a, a_stride, b, b_row, c, c_row);
+  if constexpr (R > 1) share<R - 1, C, ADD, ACROSS>(size, count, depth, a, a_stride, b, b_row, c, c_row);
+}
+
+template <int C, bool ADD, bool ACROSS>
+void panel(int64_t height, int64_t depth, const float* a, int64_t a_stride, const float* b, int64_t b_row, float* c,
+           int64_t c_row) {
+  const int64_t blocks = (height + ROWS - 1) / ROWS, size = height / blocks, larger = height % blocks;
+  const int64_t a_row = ACROSS ? 1 : a_stride;
+  if (larger) share<ROWS, C, ADD, ACROSS>(size + 1, larger, depth, a, a_stride, b, b_row, c, c_row);
+  const int64_t done = larger * (size + 1);
+  share<ROWS, C, ADD, ACROSS>(size, blocks - larger, depth, a + done * a_row, a_stride, b, b_row, c + done * c_row, c_row);
+}
+
+template <int C, bool ADD, bool ACROSS>
+void remainder(int64_t vectors, int64_t height, int64_t depth, const float* a, int64_t a_stride, const float* b,
+               int64_t b_row, float* c, int64_t c_row) {
+  if (vectors == C) return panel<C, ADD, ACROSS>(height, depth, a, a_stride, b, b_row, c, c_row);
+  if constexpr (C > 1) remainder<C - 1, ADD, ACROSS>(vectors, height, depth, a, a_stride, b, b_row, c, c_row);
+}
+
+// ACROSS: `a` is given transposed, so that its stride is from one k to the next.
+template <bool ADD, bool ACROSS>
+void product(int64_t height, int64_t width, int64_t depth, const float* a, int64_t a_stride, const float* b,
+             int64_t b_row, float* c, int64_t c_row) {
+  if (!height) return;
+  int64_t vectors = width / LANES;
+  for (; vectors >= COLUMNS; vectors -= COLUMNS, b += COLUMNS * LANES, c += COLUMNS * LANES)
+    panel<COLUMNS, ADD, ACROSS>(height, depth, a, a_stride, b, b_row, c, c_row);
+  if (vectors) remainder<COLUMNS, ADD, ACROSS>(vectors, height, depth, a, a_stride, b, b_row, c, c_row);
+}
+
+// Rows as float32, filled up with zeros to whole vectors.
+template <class T>
+void pack(const T* x, int64_t stride, int64_t rows, int64_t columns, float factor, float* to) {
+  const int64_t width = padded(columns);
+  for (int64_t i = 0; i < rows; i++, x += stride, to += width)
+    each(columns, [&](int64_t j, auto count) INLINE_LAMBDA { store(to + j, load(x + j, count) * factor); });
+}
+
+// The transpose of packed rows, its rows filled up with zeros to whole vectors.
+void turn(const float* x, int64_t rows, int64_t columns, float* to) {
+  const int64_t width = padded(rows), stride = padded(columns);
+  for (int64_t i = 0; i < rows; i += LANES)
+    for (int64_t j = 0; j < columns; j += LANES) {
+      V square[LANES];
+      for (int64_t r = 0; r < LANES; r++) square[r] = i + r < rows ? load(x + (i + r) * stride + j) : V{};
+      turn(square);
+      for (int64_t c = 0; c < LANES && j + c < columns; c++) store(to + (j + c) * width + i, square[c]);
+    }
+}
+
+template <class T>
+void unpack(const float* x, int64_t rows, int64_t columns, float factor, T* to, int64_t stride) {
+  const int64_t width = padded(columns);
+  for (int64_t i = 0; i < rows; i++, x += width, to += stride)
+    each(columns, [&](int64_t j, auto count) INLINE_LAMBDA { store(to + j, load(x + j) * factor, count); });
+}
+
+template <class T>
+INLINE T* at(const View& view, int64_t b, int64_t h, int64_t row) {
+  return static_cast<T*>(view.data) + b * view.batch + h * view.head + row * view.row;
+}
+
+// Queries are worked on in tiles, so that a tile's logits stay in the second-level cache.
+INLINE int64_t tile_rows(const Attention& task) {
+  const int64_t fit = 16384 / padded(task.m);
+  const int64_t rows = fit < 2 * ROWS ? 2 * ROWS : fit / ROWS * ROWS;
+  return task.n < rows ? task.n : rows;
+}
+
+// The logits of a tile of queries, what may not be read at -inf.
+void logits(const Attention& task, int64_t b, int64_t h, int64_t start, int64_t rows, const float* q,
+            const float* k_turned, float* to) {
+  const int64_t n = task.n, m = task.m, width = padded(m), depth = padded(task.d);
+  product<false, false>(rows, width, task.d, q, depth, k_turned, width, to, width);
+  // What a vector reads past the end of a row is the next row, or nothing behind the last one; it is at -inf below.
+  if (task.bias) {
+    const float* bias = task.bias + ((task.bias_heads == 1 ? 0 : h) * n + start) * m;
+    const float* end = task.bias + task.bias_heads * n * m;
+    for (int64_t i = 0; i < rows; i++, bias += m)
+      for (int64_t j = 0; j < m; j += LANES) {
+        float* p = to + i * width + j;
+        store(p, load(p) + (bias + j + LANES <= end ? load(bias + j) : load(bias + j, m - j)));
+      }
+  }
+  if (task.mask) {
+    const uint8_t* mask = task.mask + (b % task.groups * n + start) * m;
+    const uint8_t* end = task.mask + task.groups * n * m;
+    for (int64_t i = 0; i < rows; i++, mask += m)
+      for (int64_t j = 0; j < m; j += LANES) {
+        uint8_t part[LANES] = {};
+        const uint8_t* from = mask + j;
+        if (from + LANES > end) {
+          for (int64_t c = 0; c < m - j; c++) part[c] = from[c];
+          from = part;
+        }
+        I allowed = __builtin_convertvector(load_as<B>(from), I);
+        float* p = to + i * width + j;
+        store(p, allowed != 0 ? load(p) : splat(-INFINITY));
+      }
+  }
+  for (int64_t i = 0; i < rows; i++) {
+    float* last = to + (i + 1) * width - LANES;
+    if (m < width) store(last, first(load(last), LANES - (width - m), -INFINITY));
+    if (task.mask_diagonal && m > 1 && start + i < m) to[i * width + start + i] = -INFINITY;
+  }
+}
+
+int64_t forward_scratch(const Attention& task) {
+  const int64_t m = padded(task.m), d = padded(task.d), e = padded(task.e), tile = tile_rows(task);
+  return task.m * (d + e) + task.d * m + tile * (d + m + e);
+}
+
+template <class T>
+void attention_forward(const Attention& task, int64_t b, int64_t h, float* scratch) {
+  const int64_t n = task.n, m = task.m, d = task.d, e = task.e;
+  const int64_t m_width = padded(m), d_width = padded(d), e_width = padded(e), tile = tile_rows(task);
+  float* k = scratch;
+  float* v = k + m * d_width;
+  float* k_turned = v + m * e_width;
+  float* q = k_turned + d * m_width;
+  float* p = q + tile * d_width;
+  float* out = p + tile * m_width;
+
+  pack(at<const T>(task.k, b, h, 0), task.k.row, m, d, 1.0f, k);
+  pack(at<const T>(task.v, b, h, 0), task.v.row, m, e, 1.0f, v);
+  turn(k, m, d, k_turned);
+  for (int64_t start = 0; start < n; start += tile) {
+    const int64_t rows = n - start < tile ? n - start : tile;
+    pack(at<const T>(task.q, b, h, start), task.q.row, rows, d, task.scale[h], q);
+    logits(task, b, h, start, rows, q, k_turned, p);
+    float* lse = task.lse + (b * task.heads + h) * n + start;
+    float* top = q;  // the queries have done their part
+    for (int64_t i = 0; i < rows; i++) {
+      V highest = load(p + i * m_width);
+      for (int64_t j = LANES; j < m_width; j += LANES) highest = larger(highest, load(p + i * m_width + j));
+      top[i] = largest(highest);
+    }
+    for (int64_t i = 0; i < rows; i++) {
+      float* row = p + i * m_width;
+      V total = {};
+      for (int64_t j = 0; j < m_width; j += LANES) {
+        V x = exp(load(row + j) - top[i]);
+        store(row + j, x);
+        total += x;
+      }
+      lse[i] = sum(total);
+    }
+    product<false, false>(rows, e_width, m, p, m_width, v, e_width, out, e_width);
+    T* to = at<T>(task.out, b, h, start);
+    for (int64_t i = 0; i < rows; i++, to += task.out.row) {
+      unpack(out + i * e_width, 1, e, 1.0f / lse[i], to, 0);
+      lse[i] = top[i] + logf(lse[i]);
+    }
+  }
+}
+
+int64_t backward_scratch(const Attention& task) {
+  const int64_t m = padded(task.m), d = padded(task.d), e = padded(task.e), tile = tile_rows(task);
+  return task.m * 2 * (d + e) + (task.d + task.e) * m + tile * (2 * d + 2 * m + e);
+}
+
+// With p = softmax(logits): dv = p' dout, dlogits = p * (dout v' - sum(p * dout v')), dq = scale dlogits k,
+// dk = scale dlogits' q, and dscale = sum(q * dlogits k), which is the sum of dlogits over q k'.
+template <class T>
+void attention_backward(const Attention& task, int64_t b, int64_t h, float* dbias, float* scratch) {
+  const int64_t n = task.n, m = task.m, d = task.d, e = task.e;
+  const int64_t m_width = padded(m), d_width = padded(d), e_width = padded(e), tile = tile_rows(task);
+  float* k = scratch;
+  float* v = k + m * d_width;
+  float* dk = v + m * e_width;
+  float* dv = dk + m * d_width;
+  float* k_turned = dv + m * e_width;
+  float* v_turned = k_turned + d * m_width;
+  float* q = v_turned + e * m_width;
+  float* dq = q + tile * d_width;
+  float* dout = dq + tile * d_width;
+  float* p = dout + tile * e_width;
+  float* dp = p + tile * m_width;
+
+  const float scale = task.scale[h];
+  pack(at<const T>(task.k, b, h, 0), task.k.row, m, d, 1.0f, k);
+  pack(at<const T>(task.v, b, h, 0), task.v.row, m, e, 1.0f, v);
+  turn(k, m, d, k_turned);
+  turn(v, m, e, v_turned);
+  memset(dk, 0, sizeof(float) * m * (d_width + e_width));
+  V dscale = {};
+  for (int64_t start = 0; start < n; start += tile) {
+    const int64_t rows = n - start < tile ? n - start : tile;
+    pack(at<const T>(task.q, b, h, start), task.q.row, rows, d, scale, q);
+    pack(at<const T>(task.dout, b, h, start), task.dout.row, rows, e, 1.0f, dout);
+    logits(task, b, h, start, rows, q, k_turned, p);
+    product<false, false>(rows, m_width, e, dout, e_width, v_turned, m_width, dp, m_width);
+    const float* lse = task.lse + (b * task.heads + h) * n + start;
+    for (int64_t i = 0; i < rows; i++) {
+      float *row = p + i * m_width, *drow = dp + i * m_width;
+      V total = {};
+      for (int64_t j = 0; j < m_width; j += LANES) {
+        V x = exp(load(row + j) - lse[i]);
+        store(row + j, x);
+        total += x * load(drow + j);
+      }
+      const float mean = sum(total);
+      for (int64_t j = 0; j < m_width; j += LANES) store(drow + j, load(row + j) * (load(drow + j) - mean));
+    }
+    product<true, true>(m, e_width, rows, p, m_width, dout, e_width, dv, e_width);
+    product<true, true>(m, d_width, rows, dp, m_width, q, d_width, dk, d_width);
+    product<false, false>(rows, d_width, m, dp, m_width, k, d_width, dq, d_width);
+    unpack(dq, rows, d, scale, at<T>(task.dq, b, h, start), task.dq.row);
+    pack(at<const T>(task.q, b, h, start), task.q.row, rows, d, 1.0f, q);
+    for (int64_t i = 0; i < rows * d_width; i += LANES) dscale += load(q + i) * load(dq + i);
+    if (dbias) {
+      float* to = dbias + start * m_width;
+      for (int64_t i = 0; i < rows * m_width; i += LANES) store(to + i, load(to + i) + load(dp + i));
+    }
+  }
+  unpack(dk, m, d, 1.0f, at<T>(task.dk, b, h, 0), task.dk.row);
+  unpack(dv, m, e, 1.0f, at<T>(task.dv, b, h, 0), task.dv.row);
+  task.dscale[b * task.heads + h] = sum(dscale);
+}
+
+// (mean, 1 / standard deviation) of a row, in two passes.
+struct Moments {
+  float mean, inverse;
+};
+
+template <class T>
+INLINE Moments moments(const T* x, int64_t d, float epsilon) {
+  const float mean = sum(add_up(d, [&](int64_t j, auto count) INLINE_LAMBDA { return load(x + j, count); })) / d;
+  V squares = add_up(d, [&](int64_t j, auto count) INLINE_LAMBDA {
+    V y = first(load(x + j, count) - mean, count, 0.0f);
+    return y * y;
+  });
+  return {mean, 1.0f / sqrtf(sum(squares) / d + epsilon)};
+}
+
+template <class T>
+void norm_forward(const LayerNorm& task, int64_t from, int64_t to) {
+  const int64_t d = task.d;
+  for (int64_t i = from; i < to; i++) {
+    const T* x = static_cast<const T*>(task.x) + i * d;
+    T* y = static_cast<T*>(task.y) + i * d;
+    const Moments row = moments(x, d, task.epsilon);
+    each(d, [&](int64_t j, auto count) INLINE_LAMBDA {
+      V normed = (load(x + j, count) - row.mean) * row.inverse;
+      store(y + j, normed * load(task.scale + j, count) + load(task.bias + j, count), count);
+    });
+  }
+}
+
+// dx = (g - mean(g) - y mean(g y)) / deviation, with y the normalised row and g = dy scale.
+template <class T>
+void norm_backward(const LayerNorm& task, int64_t from, int64_t to, float* dscale, float* dbias) {
+  const int64_t d = task.d;
+  for (int64_t i = from; i < to; i++) {
+    const T* x = static_cast<const T*>(task.x) + i * d;
+    const T* dy = static_cast<const T*>(task.dy) + i * d;
+    T* dx = static_cast<T*>(task.dx) + i * d;
+    const Moments row = moments(x, d, task.epsilon);
+    V g_total = {}, gy_total = {};
+    each(d, [&](int64_t j, auto count) INLINE_LAMBDA {
+      V normed = (load(x + j, count) - row.mean) * row.inverse, dout = load(dy + j, count);
+      V g = dout * load(task.scale + j, count);
+      g_total += g;
+      gy_total += g * normed;
+      store(dscale + j, load(dscale + j, count) + dout * normed, count);
+      store(dbias + j, load(dbias + j, count) + dout, count);
+    });
+    const float g_mean = sum(g_total) / d, gy_mean = sum(gy_total) / d;
+    each(d, [&](int64_t j, auto count) INLINE_LAMBDA {
+      V normed = (load(x + j, count) - row.mean) * row.inverse;
+      V g = load(dy + j, count) * load(task.scale + j, count);
+      store(dx + j, (g - g_mean - normed * gy_mean) * row.inverse, count);
+    });
+  }
+}
+
+template <class T>
+void gelu_forward(const Gelu& task, int64_t from, int64_t to) {
+  const int64_t d = task.d;
+  for (int64_t i = from; i < to; i++) {
+    const T* x = static_cast<const T*>(task.x) + i * d;
+    T* y = static_cast<T*>(task.y) + i * d;
+    each(d, [&](int64_t j, auto count) INLINE_LAMBDA {
+      V u = load(x + j, count) + load(task.bias + j, count);
+      store(y + j, u * normal(u).below, count);
+    });
+  }
+}
+
+template <class T>
+void gelu_backward(const Gelu& task, int64_t from, int64_t to, float* dbias) {
+  const int64_t d = task.d;
+  for (int64_t i = from; i < to; i++) {
+    const T* x = static_cast<const T*>(task.x) + i * d;
+    const T* dy = static_cast<const T*>(task.dy) + i * d;
+    T* dx = static_cast<T*>(task.dx) + i * d;
+    each(d, [&](int64_t j, auto count) INLINE_LAMBDA {
+      V u = load(x + j, count) + load(task.bias + j, count);
+      Normal at = normal(u);
+      V du = load(dy + j, count) * (at.below + u * at.density);
+      store(dx + j, du, count);
+      store(dbias + j, load(dbias + j, count) + du, count);
+    });
+  }
+}
+
+// Rows [from, to) of the result, in squares that fit the first-level cache.
+template <class T>
+void transpose(const Transpose& task, int64_t from, int64_t to) {
+  constexpr int64_t SIDE = 32;
+  const T* x = static_cast<const T*>(task.x);
+  T* y = static_cast<T*>(task.y);
+  for (int64_t i = 0; i < task.rows; i += SIDE) {
+    const int64_t i_end = i + SIDE < task.rows ? i + SIDE : task.rows;
+    for (int64_t j = from; j < to; j += SIDE) {
+      const int64_t j_end = j + SIDE < to ? j + SIDE : to;
+      for (int64_t c = j; c < j_end; c++)
+        for (int64_t r = i; r < i_end; r++) y[c * task.rows + r] = x[r * task.columns + c];
+    }
+  }
+}
+
+template <class T>
+constexpr Kernels kernels = {padded,           forward_scratch,  backward_scratch, attention_forward<T>,
+                             attention_backward<T>, norm_forward<T>, norm_backward<T>, gelu_forward<T>,
+                             gelu_backward<T>, transpose<T>};
+
+}  // namespace
+
+extern const InstructionSet set;
+const InstructionSet set = {SMALLVIT_NAME, kernels<float>, kernels<Bf16>};
+
+}  // namespace SMALLVIT_ISA
+}  // namespace smallvit

@@ -1,0 +1,69 @@
+// What the vectorised kernels compute, as plain structs: one instruction set's table of functions is as good as another's.
+#pragma once
+
+#include <cstdint>
+
+namespace smallvit {
+
+// An array (batch, head, row, column) whose columns are contiguous; strides in elements.
+struct View {
+  void* data = nullptr;
+  int64_t batch = 0, head = 0, row = 0;
+};
+
+// logits = scale[h] q k' + bias[h] where the mask allows; out = softmax(logits) v.
+struct Attention {
+  int64_t batch = 0, heads = 0, n = 0, m = 0, d = 0, e = 0;
+  View q, k, v, out, dout, dq, dk, dv;
+  const float* scale = nullptr;      // (heads)
+  const float* bias = nullptr;       // (bias_heads, n, m), or null
+  const uint8_t* mask = nullptr;     // (groups, n, m), or null
+  int64_t bias_heads = 0, groups = 0;
+  bool mask_diagonal = false;        // query i does not read key i, unless it is the only one
+  float* lse = nullptr;              // (batch, heads, n): the logarithm of each softmax's sum, for the backward
+  float* dscale = nullptr;           // (batch, heads)
+};
+
+struct LayerNorm {
+  int64_t rows = 0, d = 0;
+  float epsilon = 0;
+  const void *x = nullptr, *dy = nullptr;
+  const float *scale = nullptr, *bias = nullptr;
+  void *y = nullptr, *dx = nullptr;
+};
+
+struct Gelu {
+  int64_t rows = 0, d = 0;
+  const void *x = nullptr, *dy = nullptr;
+  const float* bias = nullptr;
+  void *y = nullptr, *dx = nullptr;
+};
+
+struct Transpose {
+  int64_t rows = 0, columns = 0;
+  const void* x = nullptr;
+  void* y = nullptr;
+};
+
+// The functions of one type of array. Each works on a part of the whole, so that threads can share it out: attention
+// on one batch element and head, the others on rows [from, to). Sums over rows are added to what is there already.
+struct Kernels {
+  int64_t (*padded)(int64_t size);  // up to whole vectors: how wide the rows of dbias (n, m) are
+  // In floats; the scratch must be aligned to 64 bytes.
+  int64_t (*forward_scratch)(const Attention&);
+  int64_t (*backward_scratch)(const Attention&);
+  void (*attention_forward)(const Attention&, int64_t b, int64_t h, float* scratch);
+  void (*attention_backward)(const Attention&, int64_t b, int64_t h, float* dbias, float* scratch);
+  void (*norm_forward)(const LayerNorm&, int64_t from, int64_t to);
+  void (*norm_backward)(const LayerNorm&, int64_t from, int64_t to, float* dscale, float* dbias);
+  void (*gelu_forward)(const Gelu&, int64_t from, int64_t to);
+  void (*gelu_backward)(const Gelu&, int64_t from, int64_t to, float* dbias);
+  void (*transpose)(const Transpose&, int64_t from, int64_t to);
+};
+
+struct InstructionSet {
+  const char* name;
+  Kernels float32, bfloat16;
+};
+
+}  // namespace smallvit

@@ -1,0 +1,389 @@
+"""The native kernels against plain jnp, with every instruction set of this machine."""
+
+import math
+import os
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from smallvit import kernels
+from smallvit.kernels import build, library
+from smallvit.layers import attention as layers
+
+needs_library = pytest.mark.skipif(kernels.status().instruction_set is None, reason=str(kernels.status()))
+SETS = [name for name in ("avx512", "avx2", "portable") if library.PATH.exists() and library.choose(name)]
+TOLERANCE = {"float32": 2e-5, "bfloat16": 2e-2}
+few = settings(max_examples=14, deadline=None, derandomize=True, database=None)
+
+
+@pytest.fixture(autouse=True)
+def best_set() -> Iterator[None]:
+    yield
+    if SETS:
+        library.choose(SETS[0])
+
+
+def draw(seed: int, *shapes: tuple[int, ...], dtype: str = "float32") -> list[jax.Array]:
+    normal = np.random.default_rng(seed).normal
+    return [jnp.asarray(normal(size=shape), dtype) for shape in shapes]
+
+
+def plain(q, k, v, scale, bias, allowed, mask_diagonal: bool) -> jax.Array:
+    """Attention as one would first write it, (images, windows, heads, tokens, width)."""
+    n, m = q.shape[-2], k.shape[-2]
+    q, k, v = (x.astype(jnp.float32) for x in (q, k, v))
+    logits = jnp.einsum("bwhnd,bwhmd->bwhnm", q, k) * scale[None, None, :, None, None]
+    logits = logits if bias is None else logits + bias[None, None]
+    keep = np.ones((1, 1, n, m), bool) if allowed is None else allowed
+    keep = keep & ~np.eye(n, m, dtype=bool) if mask_diagonal else keep
+    keep = keep | (np.eye(n, m, dtype=bool) & ~keep.any(-1, keepdims=True))
+    logits = jnp.where(keep[None], logits, -jnp.inf)
+    return jnp.einsum("bwhnm,bwhme->bwhne", jax.nn.softmax(logits, -1), v)
+
+
+def same(ours: tuple, theirs: tuple, tolerance: float) -> None:
+    for mine, their in zip(ours, theirs, strict=True):
+        assert mine.shape == their.shape
+        mine, their = np.asarray(mine, np.float64), np.asarray(their, np.float64)
+        np.testing.assert_allclose(mine, their, rtol=0, atol=tolerance * (1 + np.abs(their).max()))
+
+
+def with_gradients(f: Callable) -> Callable[..., tuple]:
+    """f, jitted: its value and, for some cotangent, its gradients."""
+
+    def run(*args):
+        out, back = jax.vjp(f, *args)
+        (dout,) = draw(9, out.shape, dtype="bfloat16")
+        return (out, *back(dout.astype(out.dtype)))
+
+    return jax.jit(run)
+
+
+@needs_library
+@few
+@given(
+    images=st.integers(1, 3),
+    windows=st.integers(1, 3),
+    heads=st.integers(1, 4),
+    n=st.one_of(st.integers(1, 20), st.sampled_from([49, 65, 97])),
+    m=st.one_of(st.integers(1, 40), st.sampled_from([65, 130])),
+    d=st.one_of(st.integers(1, 40), st.sampled_from([64, 128])),
+    e=st.one_of(st.integers(1, 40), st.sampled_from([64, 127])),
+    dtype=st.sampled_from(["float32", "bfloat16"]),
+    bias=st.sampled_from([None, "shared", "heads"]),
+    masked=st.booleans(),
+    mask_diagonal=st.booleans(),
+    seed=st.integers(0, 99),
+)
+def test_attention(images, windows, heads, n, m, d, e, dtype, bias, masked, mask_diagonal, seed):
+    m = max(n, m) if mask_diagonal else m
+    lead = (images, windows, heads)
+    q, k, v = draw(seed, (*lead, n, d), (*lead, m, d), (*lead, m, e), dtype=dtype)
+    scale, table = draw(seed + 1, (heads,), (1 if bias == "shared" else heads, n, m))
+    scale = jnp.asarray(np.asarray(scale) / d**0.5)
+    allowed = np.random.default_rng(seed).random((windows, 1, n, m)) < 0.6 if masked else None
+    if allowed is not None:
+        allowed[..., 0] |= ~allowed.any(-1)
+    floats = (q, k, v, scale) if bias is None else (q, k, v, scale, table)
+    assert kernels.attends(q, k, v, None if bias is None else table, allowed)
+
+    def ours(q, k, v, scale, table=None):
+        return kernels.attend(q, k, v, scale, table, allowed, mask_diagonal=mask_diagonal)
+
+    def theirs(q, k, v, scale, table=None):
+        return plain(q, k, v, scale, table, allowed, mask_diagonal).astype(dtype)
+
+    run, expected = with_gradients(ours), with_gradients(theirs)(*floats)
+    for name in SETS:
+        library.choose(name)
+        same(run(*floats), expected, TOLERANCE[dtype])
+
+
+@needs_library
+@few
+@given(
+    batch=st.integers(1, 9),
+    heads=st.integers(1, 5),
+    n=st.integers(1, 70),
+    d=st.integers(1, 33),
+    dtype=st.sampled_from(["float32", "bfloat16"]),
+    biased=st.booleans(),
+    mask_diagonal=st.booleans(),
+    seed=st.integers(0, 99),
+)
+def test_packed_is_the_same_attention(batch, heads, n, d, dtype, biased, mask_diagonal, seed):
+    (qkv,) = draw(seed, (batch, n, 3 * heads * d), dtype=dtype)
+    scale, bias = draw(seed + 1, (heads,), (heads, n, n))
+    floats = (qkv, scale, bias) if biased else (qkv, scale)
+    assert kernels.attends_packed(qkv, heads, bias if biased else None, None)
+
+    def packed(qkv, scale, bias=None):
+        return kernels.attend_packed(qkv, scale, bias, heads=heads, mask_diagonal=mask_diagonal)
+
+    def separate(qkv, scale, bias=None):
+        q, k, v = jnp.moveaxis(qkv.reshape(batch, n, 3, heads, d), (2, 3), (0, 2))
+        out = kernels.attend(q, k, v, scale, bias, mask_diagonal=mask_diagonal)
+        return jnp.moveaxis(out, 1, 2).reshape(batch, n, heads * d)
+
+    one, other = with_gradients(packed), with_gradients(separate)
+    for name in SETS:
+        library.choose(name)
+        for mine, their in zip(one(*floats), other(*floats), strict=True):
+            np.testing.assert_array_equal(np.asarray(mine), np.asarray(their))
+
+
+@needs_library
+@pytest.mark.parametrize("name", SETS)
+def test_a_lone_token_reads_itself(name):
+    library.choose(name)
+    q, k, v = draw(0, (2, 3, 1, 5), (2, 3, 1, 5), (2, 3, 1, 4))
+    out = kernels.attend(q, k, v, jnp.ones(3), mask_diagonal=True)
+    np.testing.assert_allclose(out, v, rtol=1e-6)
+    unreadable = kernels.attend(q, k, v, jnp.ones(3), allowed=np.zeros((1, 1), bool))
+    np.testing.assert_allclose(unreadable, v, rtol=1e-6)
+
+
+@needs_library
+@pytest.mark.parametrize("name", SETS)
+@pytest.mark.parametrize("where", [0, 1, 2])
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_nan_and_infinity_go_where_they_go_without_us(name, where, value):
+    library.choose(name)
+    args = draw(0, (1, 2, 2, 9, 5), (1, 2, 2, 9, 5), (1, 2, 2, 9, 5))
+    args[where] = args[where].at[0, 1, 1, 3, 2].set(value)
+    args += [jnp.full(2, 0.4)]
+    allowed = np.ones((2, 1, 9, 9), bool)
+    allowed[..., 5] = False
+
+    def ours(*args):
+        return kernels.attend(*args, allowed=allowed)
+
+    def theirs(q, k, v, scale):
+        return layers.attend(q * scale[None, None, :, None, None], k, v, None, allowed[None])
+
+    for mine, their in zip(with_gradients(ours)(*args), with_gradients(theirs)(*args), strict=True):
+        np.testing.assert_allclose(mine, their, rtol=1e-4, atol=1e-5)
+
+
+@needs_library
+@few
+@given(
+    rows=st.one_of(st.integers(1, 9), st.just(450)),
+    d=st.one_of(st.integers(1, 70), st.sampled_from([192, 384])),
+    dtype=st.sampled_from(["float32", "bfloat16"]),
+    offset=st.sampled_from([0.0, 100.0]),
+    seed=st.integers(0, 99),
+)
+def test_rows(rows, d, dtype, offset, seed):
+    (x,), (scale, bias) = draw(seed, (rows, d), dtype=dtype), draw(seed + 1, (d,), (d,))
+    shifted = jnp.asarray(np.asarray(x, np.float32) + offset, dtype)
+
+    def norm(x, scale, bias):
+        y = x.astype(jnp.float32)
+        y = y - y.mean(-1, keepdims=True)
+        y = y * jax.lax.rsqrt(jnp.square(y).mean(-1, keepdims=True) + 1e-5)
+        return (y * scale[None] + bias[None]).astype(dtype)
+
+    def gelu(x, bias):
+        return jax.nn.gelu(x.astype(jnp.float32) + bias[None], approximate=False).astype(dtype)
+
+    assert kernels.takes_rows(x)
+    normed, active = with_gradients(norm)(shifted, scale, bias), with_gradients(gelu)(x, bias)
+    our_norm, our_gelu = with_gradients(kernels.layer_norm), with_gradients(kernels.bias_gelu)
+    # A row of one or two numbers is nothing but its rounding errors, divided by next to nothing.
+    loose = 100 * TOLERANCE[dtype] if offset else TOLERANCE[dtype]
+    for name in SETS:
+        library.choose(name)
+        same(our_norm(shifted, scale, bias), normed, loose)
+        same(our_gelu(x, bias), active, TOLERANCE[dtype])
+        np.testing.assert_array_equal(np.asarray(kernels.transpose(x)), np.asarray(x).T)
+
+
+@needs_library
+@pytest.mark.parametrize("name", SETS)
+def test_gelu_is_exact(name):
+    library.choose(name)
+    x = jnp.linspace(-12, 12, 20001)
+    out = kernels.bias_gelu(x, jnp.zeros(20001))
+    exact = np.asarray(x, np.float64) * 0.5 * (1 + np.vectorize(math.erf)(np.asarray(x) / 2**0.5))
+    assert np.abs(out - exact).max() < 1e-6  # half a step of float32 at 12
+    assert np.abs(out - exact)[np.abs(x) < 1].max() < 2e-7
+    edges = jnp.asarray([np.nan, np.inf, -np.inf, -1e30, 1e30, 0.0])
+    without_us = jax.nn.gelu(edges, approximate=False)
+    np.testing.assert_array_equal(kernels.bias_gelu(edges, jnp.zeros(6)), without_us)
+
+
+@needs_library
+def test_vmap_scan_and_grad():
+    qkv, weight = draw(0, (3, 4, 6, 3 * 2 * 5), (7, 10, 30))
+    scale = jnp.asarray([[0.3, 0.5], [0.2, 0.1], [0.7, 0.6]])
+
+    def attend(qkv, scale):
+        return kernels.attend_packed(qkv, scale, heads=2)
+
+    one_by_one = jnp.stack([attend(x, s) for x, s in zip(qkv, scale, strict=True)])
+    np.testing.assert_allclose(jax.vmap(attend)(qkv, scale), one_by_one, rtol=1e-6)
+
+    def loss(weight, unroll):
+        def layer(x, w):
+            y = kernels.layer_norm(x, jnp.ones(10), jnp.zeros(10))
+            return x + attend(jnp.dot(y, w), scale[0]), None
+
+        return jnp.square(jax.lax.scan(layer, qkv[0, ..., :10], weight, unroll=unroll)[0]).sum()
+
+    scanned, unrolled = (jax.jit(jax.grad(loss), static_argnums=1)(weight, unroll) for unroll in (1, 7))
+    np.testing.assert_allclose(scanned, unrolled, rtol=1e-4, atol=1e-4)
+
+
+@needs_library
+def test_sums_over_the_batch_have_the_same_bits_every_time():
+    qkv, bias, weight = draw(0, (37, 17, 3 * 3 * 8), (3, 17, 17), (37, 17, 24))
+    gradient = jax.jit(jax.grad(lambda bias: (kernels.attend_packed(qkv, jnp.ones(3), bias, heads=3) * weight).sum()))
+    first = gradient(bias)
+    for _ in range(5):
+        np.testing.assert_array_equal(gradient(bias), first)
+
+
+@needs_library
+def test_two_calls_at_once():
+    qkv = draw(0, (16, 65, 3 * 4 * 16), (16, 65, 3 * 4 * 16))
+    run = jax.jit(jax.grad(lambda x: jnp.square(kernels.attend_packed(x, jnp.ones(4), heads=4)).sum()))
+    alone = [run(x) for x in qkv]
+    with ThreadPoolExecutor(4) as pool:
+        for i, together in enumerate(pool.map(run, qkv * 10)):
+            np.testing.assert_array_equal(together, alone[i % 2])
+
+
+@needs_library
+def test_what_does_not_fit_is_left_to_others():
+    q, k, v = draw(0, (2, 3, 4, 5), (2, 3, 6, 5), (2, 3, 6, 7))
+    assert kernels.attends(q, k, v, None, None)
+    wide = jnp.zeros((2, 3, 4, 129))
+    assert not kernels.attends(wide, wide, wide, None, None)
+    assert not kernels.attends(q.astype(jnp.float16), k.astype(jnp.float16), v.astype(jnp.float16), None, None)
+    assert not kernels.attends(q, k, v, jnp.zeros((2, 4, 6)), None)
+    assert not kernels.attends(q, k, v, None, np.ones((3, 4, 6), bool))  # a mask for each head
+    assert not kernels.attends(q[:0], k[:0], v[:0], None, None)
+    assert not kernels.attends_packed(jnp.zeros((2, 4, 20)), 3, None, None)
+    assert not kernels.takes_rows(jnp.zeros((2, 0)))
+    assert not kernels.takes_rows(jnp.zeros((2, 3), jnp.int32))
+
+
+@needs_library
+def test_a_wrong_shape_is_an_error_and_not_a_crash():
+    x = jnp.zeros((2, 3))
+    with pytest.raises(jax.errors.JaxRuntimeError, match="scale must have a number for each column"):
+        library.call(
+            "norm_forward", [jax.ShapeDtypeStruct((2, 3), jnp.float32)], x, x[0, :2], x[0], epsilon=np.float32(0)
+        )
+
+
+@needs_library
+def test_disabled_leaves_no_kernel_in_a_program():
+    @jax.jit
+    def double(x):
+        return kernels.transpose(x) if kernels.takes_rows(x) else x.T
+
+    x = jnp.zeros((2, 3))
+    assert "smallvit_transpose" in double.lower(x).as_text()
+    with kernels.disabled():
+        assert not kernels.usable()
+        assert "smallvit" not in double.lower(x).as_text()
+    assert kernels.usable()
+
+
+@pytest.fixture
+def fresh_status() -> Iterator[None]:
+    kernels.status.cache_clear()
+    yield
+    kernels.status.cache_clear()
+
+
+@pytest.mark.usefixtures("fresh_status")
+def test_without_a_library(monkeypatch, tmp_path):
+    monkeypatch.setattr(library, "PATH", tmp_path / "none.so")
+    monkeypatch.delenv(library.VARIABLE, raising=False)
+    assert str(kernels.status()) == "native kernels: not in use, not built (python -m smallvit.kernels.build)"
+    assert not kernels.usable()
+    assert not kernels.takes_rows(jnp.zeros((2, 3)))
+
+
+@pytest.mark.usefixtures("fresh_status")
+def test_a_broken_library(monkeypatch, tmp_path):
+    (tmp_path / "broken.so").write_bytes(b"not a library")
+    monkeypatch.setattr(library, "PATH", tmp_path / "broken.so")
+    monkeypatch.delenv(library.VARIABLE, raising=False)
+    assert "broken.so does not load" in str(kernels.status())
+
+
+@pytest.mark.usefixtures("fresh_status")
+def test_switched_off(monkeypatch):
+    monkeypatch.setenv(library.VARIABLE, "0")
+    assert str(kernels.status()) == "native kernels: not in use, switched off by SMALLVIT_KERNELS=0"
+
+
+@needs_library
+@pytest.mark.usefixtures("fresh_status")
+def test_an_instruction_set_by_name(monkeypatch):
+    monkeypatch.setenv(library.VARIABLE, "portable")
+    assert str(kernels.status()) == f"native kernels: portable, {library.PATH}"
+    kernels.status.cache_clear()
+    monkeypatch.setenv(library.VARIABLE, "avx3")
+    assert "this CPU has no instruction set SMALLVIT_KERNELS=avx3" in str(kernels.status())
+
+
+def test_no_compiler_is_one_line(monkeypatch, tmp_path):
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    with pytest.raises(build.BuildError, match=r"^no C\+\+ compiler \(no-such-compiler\)$"):
+        build.build(tmp_path / "library.so")
+    monkeypatch.setenv("CXX", "false")
+    with pytest.raises(build.BuildError, match="the compiler failed: exit 1"):
+        build.build(tmp_path / "library.so")
+    assert not list(tmp_path.iterdir())
+
+
+@needs_library
+def test_on_a_mesh_of_two_devices():
+    script = """
+        import jax, jax.numpy as jnp, numpy as np
+        from jax.sharding import NamedSharding, PartitionSpec
+        from smallvit import kernels
+
+        mesh = jax.make_mesh((2,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
+        x = jax.random.normal(jax.random.key(0), (8, 9, 3 * 2 * 5))
+        bias = jax.random.normal(jax.random.key(1), (2, 9, 9))
+
+        def loss(x, bias):
+            y = kernels.attend_packed(x, jnp.ones(2), bias, heads=2)
+            y = kernels.bias_gelu(kernels.layer_norm(y, jnp.ones(10), jnp.zeros(10)), jnp.ones(10))
+            return jnp.square(y).sum()
+
+        run = jax.jit(jax.value_and_grad(loss, (0, 1)))
+        alone = run(x, bias)
+        spread = NamedSharding(mesh, PartitionSpec("data"))
+        together = run(jax.device_put(x, spread), jax.device_put(bias, NamedSharding(mesh, PartitionSpec())))
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5), alone, together)
+
+        over = jax.shard_map(
+            lambda x: kernels.attend_packed(x, jnp.ones(2), heads=2),
+            mesh=mesh, in_specs=PartitionSpec("data"), out_specs=PartitionSpec("data"), check_vma=False,
+        )
+        a, b = jax.jit(over)(jax.device_put(x, spread)), kernels.attend_packed(x, jnp.ones(2), heads=2)
+        np.testing.assert_allclose(a, b, rtol=1e-6)
+        print("alike", kernels.usable())
+    """
+    env = {**os.environ, "XLA_FLAGS": "--xla_force_host_platform_device_count=2"}
+    root = Path(__file__).parent.parent
+    command = [sys.executable, "-c", textwrap.dedent(script)]
+    run = subprocess.run(command, env=env, cwd=root, capture_output=True, text=True, timeout=120)
+    assert run.stdout == "alike False\n", run.stderr
