@@ -3,6 +3,7 @@
 import re
 import sys
 from collections.abc import Iterator
+from functools import partial
 from math import prod
 from typing import Any, NamedTuple
 
@@ -47,7 +48,9 @@ def parameters(model: nn.Module, image_size: Size, channels: int = 3) -> int:
 def multiply_adds(model: nn.Module, image_size: Size, channels: int = 3) -> int:
     """Multiplications with an addition in the products and convolutions of one image's forward pass."""
     variables = _shapes(model, image_size, channels)
-    jaxpr = jax.make_jaxpr(model.apply)(variables, _image(image_size, channels))
+    # As papers count: every token to the end, which is how it goes when the maps are asked for.
+    apply = partial(model.apply, mutable="intermediates")
+    jaxpr = jax.make_jaxpr(apply)(variables, _image(image_size, channels))
     return sum(_COSTS[eqn.primitive.name](eqn) for eqn in _equations(jaxpr.jaxpr) if eqn.primitive.name in _COSTS)
 
 

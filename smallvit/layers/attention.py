@@ -10,6 +10,7 @@ import numpy as np
 from einops import rearrange
 from jaxtyping import Array, Bool, Float
 
+from smallvit import kernels
 from smallvit.layers.dense import Dense, Factory, align, at_least_float32
 
 LSAOption = bool | Literal["mask", "temperature"]  # True is both halves
@@ -112,7 +113,13 @@ def attend(
     mask_diagonal: bool = False,
 ) -> Float[Array, "*lead n e"]:
     """Attention without a map to look at; its arguments are those of `Attend`."""
+    if k is None and kernels.attends_packed(q, heads, bias, allowed):
+        scale = jnp.broadcast_to(scale, (heads,))
+        return kernels.attend_packed(q, scale, bias, allowed, heads=heads, mask_diagonal=mask_diagonal)
     q, k, v = _head_major(q, k, v, heads)
+    if kernels.attends(q, k, v, bias, allowed):
+        scale = jnp.broadcast_to(scale, (heads,))
+        return _token_major(kernels.attend(q, k, v, scale, bias, allowed, mask_diagonal=mask_diagonal))
     bias = None if bias is None else align(bias, q)
     return _token_major(attend_pure(_scaled(q, scale), k, v, bias, _keep(q, k, allowed, mask_diagonal=mask_diagonal)))
 

@@ -8,6 +8,8 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
+from smallvit import kernels
+
 # A factory makes a module once it is given a name, and whatever its caller adds: partial(Dense, ...).
 Factory = Callable[..., nn.Module]
 
@@ -31,10 +33,36 @@ class Dense(nn.Module):
         bias = self.param("bias", nn.initializers.zeros, (self.features,)) if self.use_bias else None
         # One 2-D product: the gradients of the 3-D one take nearly twice as long on a CPU.
         flat = x.reshape(-1, x.shape[-1]).astype(self.dtype)
-        y = jnp.dot(flat, kernel.astype(self.dtype), preferred_element_type=at_least_float32(self.dtype))
-        y = y if bias is None else y + bias[None].astype(y.dtype)
-        y = jax.nn.gelu(y, approximate=False) if self.gelu else y
+        y = product(flat, kernel.astype(self.dtype))
+        if self.gelu and bias is not None and kernels.takes_rows(y):
+            y = kernels.bias_gelu(y, bias)
+        else:
+            y = y if bias is None else y + bias[None].astype(y.dtype)
+            y = jax.nn.gelu(y, approximate=False) if self.gelu else y
         return y.astype(self.dtype).reshape(*x.shape[:-1], self.features)
+
+
+def product(x: Float[Array, "n d"], kernel: Float[Array, "d k"]) -> Float[Array, "n k"]:
+    """The matrix product, added up in float32 at least."""
+    if x.dtype == jnp.bfloat16 and kernels.takes_rows(x):
+        return _bfloat16_product(x, kernel)
+    return jnp.dot(x, kernel, preferred_element_type=at_least_float32(x.dtype))
+
+
+@jax.custom_vjp
+def _bfloat16_product(x: Array, kernel: Array) -> Array:
+    return jnp.dot(x, kernel, preferred_element_type=jnp.float32).astype(x.dtype)
+
+
+def _bfloat16_backward(saved: tuple[Array, Array], dy: Array) -> tuple[Array, Array]:
+    # The kernel's gradient adds up over rows, which a CPU does three times as fast when they lie side by side.
+    x, kernel = saved
+    dx = jnp.dot(dy, kernel.T, preferred_element_type=jnp.float32)
+    dkernel = jnp.dot(kernels.transpose(x), dy, preferred_element_type=jnp.float32)
+    return dx.astype(x.dtype), dkernel.astype(kernel.dtype)
+
+
+_bfloat16_product.defvjp(lambda x, kernel: (_bfloat16_product(x, kernel), (x, kernel)), _bfloat16_backward)
 
 
 class LayerNorm(nn.Module):
@@ -47,8 +75,10 @@ class LayerNorm(nn.Module):
     def __call__(self, x: Float[Array, "*lead d"]) -> Float[Array, "*lead d"]:
         scale = self.param("scale", nn.initializers.ones, x.shape[-1:])
         bias = self.param("bias", nn.initializers.zeros, x.shape[-1:])
-        y = normalise(x.reshape(-1, x.shape[-1]), scale, bias, self.epsilon)
-        return y.astype(self.dtype).reshape(x.shape)
+        rows = x.reshape(-1, x.shape[-1])
+        if rows.dtype == self.dtype and kernels.takes_rows(rows):
+            return kernels.layer_norm(rows, scale, bias, self.epsilon).reshape(x.shape)
+        return normalise(rows, scale, bias, self.epsilon).astype(self.dtype).reshape(x.shape)
 
 
 @jax.custom_vjp
