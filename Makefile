@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: train test lint format benchmark clean
+.PHONY: train test lint format docs benchmark clean
 
 # The main job on the data set in the package; ARGS takes the options of `smallvit train`.
 train: .venv/installed
@@ -20,6 +20,10 @@ format: .venv/installed
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
+# The pages of docs/ as a site, in site/.
+docs: .venv/installed-docs
+	$(BIN)/mkdocs build
+
 # The peers live in an environment of their own, with torch.
 benchmark: .venv-peers/installed
 	.venv-peers/bin/python -m benchmarks.step
@@ -27,6 +31,10 @@ benchmark: .venv-peers/installed
 .venv/installed: pyproject.toml
 	$(PYTHON) -m venv .venv
 	$(BIN)/pip install --quiet --editable '.[dev]'
+	touch $@
+
+.venv/installed-docs: .venv/installed
+	$(BIN)/pip install --quiet --editable '.[docs]'
 	touch $@
 
 .venv-peers/installed: pyproject.toml benchmarks/requirements.txt benchmarks/requirements-no-deps.txt
@@ -37,4 +45,4 @@ benchmark: .venv-peers/installed
 	touch $@
 
 clean:
-	rm -rf .venv .venv-peers .pytest_cache .ruff_cache dist
+	rm -rf .venv .venv-peers .pytest_cache .ruff_cache dist site

@@ -270,7 +270,7 @@ def explain(
         run: A run folder, or its model/.
         paths: Files, folders with all below them, patterns such as "photos/*.jpg"; - is an image on standard input.
         out: Where the pictures go; by default RUN/explanations.
-        layer: Show what this layer reads, the first is 1, instead of what counts for the answer.
+        layer: Show what this layer reads, the first is 1, instead of the map of the whole model.
         heads: Show each head of that layer, or of the last one, too.
         compare: Another run, to be shown beside this one.
         temperatures: Show how sharp and how local each layer is: temperatures, entropy and distance of its heads, on

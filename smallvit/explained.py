@@ -105,7 +105,7 @@ class Explainer:
         ]
 
     def picture(self, explained: Sequence[Explained]) -> Figure:
-        what = "what counts for the answer" if self.layer is None else f"what layer {self.layer} reads"
+        what = "what the model looks at" if self.layer is None else f"what layer {self.layer} reads"
         return plots.explanation([plots.Panel(e.model, e.image, e.heat, e.answers) for e in explained], what)
 
     def heads_picture(self, explained: Sequence[Explained]) -> Figure:

@@ -32,7 +32,7 @@ PLATFORMS = ("cpu", "cuda", "tpu")
 TOLERANCE = 1e-4
 PACKAGES: dict[Format, tuple[str, ...]] = {
     "safetensors": (),
-    "stablehlo": ("flatbuffers",),
+    "stablehlo": (),
     "onnx": ("jax2onnx", "onnx", "onnxruntime"),
 }
 

@@ -102,7 +102,7 @@ def curves(rows: Sequence[Mapping[str, float | int | None]]) -> Figure:
         top1.plot(
             epochs[best], values[best], "o", color=VAL, markersize=7, markeredgecolor="white", clip_on=False, zorder=3
         )
-        top1.set_title(f"Top-1, %: best {values[best]:.1f} at epoch {epochs[best]:g}")
+        top1.set_title(f"Top-1, %: best {values[best]:.1f} at epoch {epochs[best]:.3g}")
     rate.yaxis.set_major_formatter("{x:.3g}")
     for axes in (loss, top1):
         axes.legend(loc="best")

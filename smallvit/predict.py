@@ -26,9 +26,10 @@ class Predictor:
         self.largest = largest
         self._predict = jax.jit(make_predict(self.saved.model, self.saved.preprocess))
 
-    def decode(self, source: Source) -> UInt8[np.ndarray, "H W c"]:
+    def decode(self, source: str | Source) -> UInt8[np.ndarray, "H W c"]:
         """A file or its bytes as the model wants it; a ValueError says what is wrong with it."""
         preprocess = self.saved.preprocess
+        source = Path(source) if isinstance(source, str) else source
         return decode(source, preprocess.size, preprocess.channels, preprocess.fit)
 
     def __call__(self, images: UInt8[np.ndarray, "n H W c"]) -> Float[np.ndarray, "n k"]:

@@ -26,7 +26,7 @@ FIGURES = {
     ),
     "attention": (
         "What the model looks at",
-        "The image, the map of what counts for the answer, and both together. Bright is much.",
+        "The image, the map of what the model looks at, and both together. Bright is much.",
     ),
     "augmented": ("What it was trained on", "Images as they are, and as one batch of training saw them."),
     "reliability": (
@@ -207,7 +207,7 @@ h2 { margin: 0 0 1rem; font-size: 1.15rem; letter-spacing: -.01em; overflow-wrap
 pre, code { font-family: ui-monospace, SFMono-Regular, Menlo, Consolas, "DejaVu Sans Mono", monospace; }
 .command { margin: 0; padding: .7rem 1rem; background: var(--code); border-radius: 8px; font-size: .85rem;
   white-space: pre-wrap; overflow-wrap: anywhere; }
-.cards { display: grid; grid-template-columns: repeat(auto-fit, minmax(150px, 1fr)); gap: .8rem; margin: 1.4rem 0; }
+.cards { display: grid; grid-template-columns: repeat(auto-fit, minmax(130px, 1fr)); gap: .8rem; margin: 1.4rem 0; }
 .cards div, section { background: var(--card); border: 1px solid var(--line); border-radius: 12px; }
 .cards div { padding: .85rem 1rem; }
 .cards dt { color: var(--muted); font-size: .8rem; }

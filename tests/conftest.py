@@ -1,9 +1,11 @@
 """Strict by default: shapes and types are checked at run time, nothing is promoted or broadcast in silence."""
 
 import os
+import shutil
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import jax
 import jaxtyping
@@ -69,3 +71,17 @@ def reference(photos: Path, env: dict[str, str], tmp_path_factory: pytest.TempPa
     assert run.returncode == 0, run.stderr
     (runs / "printed.txt").write_text(run.stdout)
     return runs / "whole"
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+    chromium = shutil.which("chromium") or shutil.which("chromium-browser")
+    if chromium is None:
+        pytest.skip("there is no chromium on this machine")
+    # A sandbox needs rights that root in a container does not have.
+    args = ["--no-sandbox"] if os.geteuid() == 0 else []
+    with playwright.sync_playwright() as driver:
+        browser = driver.chromium.launch(executable_path=chromium, args=args)
+        yield browser
+        browser.close()

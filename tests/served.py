@@ -7,9 +7,11 @@ import struct
 import subprocess
 import sys
 import zlib
+from base64 import b64encode
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -74,3 +76,19 @@ def serving(run: Path, *args: object, env: Mapping[str, str] = os.environ) -> It
                 process.kill()
                 raise
     assert process.returncode == 0
+
+
+def drop(page: Any, content: bytes, event: str = "drop") -> None:
+    """An image onto the page, as a hand would drop it, or paste it."""
+    page.evaluate(
+        """([content, event]) => {
+            const bytes = Uint8Array.from(atob(content), (c) => c.charCodeAt(0));
+            const data = new DataTransfer();
+            data.items.add(new File([bytes], "dropped.png", { type: "image/png" }));
+            const options = { bubbles: true, cancelable: true };
+            document.getElementById("drop").dispatchEvent(event === "drop"
+                ? new DragEvent("drop", { ...options, dataTransfer: data })
+                : new ClipboardEvent("paste", { ...options, clipboardData: data }));
+        }""",
+        [b64encode(content).decode(), event],
+    )

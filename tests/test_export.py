@@ -47,7 +47,6 @@ def saved(case: Case) -> Saved:
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_stablehlo_of_every_architecture(name: str):
-    pytest.importorskip("flatbuffers")
     assert exporting.convert(saved(CASES[name]), "stablehlo")
 
 
@@ -60,7 +59,6 @@ def test_onnx_of_every_architecture(name: str):
 
 
 def test_a_stablehlo_file_predicts_alone(folder: Path, tmp_path: Path):
-    pytest.importorskip("flatbuffers")
     path = smallvit.export_model(folder, "stablehlo", tmp_path / "out" / "m.stablehlo")
     program = jax.export.deserialize(bytearray(path.read_bytes()))
     assert program.platforms == ("cpu", "cuda", "tpu")
@@ -94,7 +92,6 @@ def test_safetensors_have_weights_and_facts_in_one_file(folder: Path, tmp_path: 
 
 
 def test_what_is_trained_in_bfloat16_is_exported_in_float32(folder: Path, tmp_path: Path):
-    pytest.importorskip("flatbuffers")
     whole = smallvit.from_pretrained(folder)
     half = Saved(whole.model.clone(dtype=jnp.bfloat16), whole.variables, whole.classes, whole.preprocess, whole.spec)
     program = jax.export.deserialize(bytearray(exporting.convert(half, "stablehlo")))
@@ -143,10 +140,6 @@ MISTAKES: dict[str, tuple[list[str], str]] = {
         ["{model}", "--format", "onnx", "--out", "{tmp}/m.onnx"],
         "export to onnx needs jax2onnx: pip install 'smallvit[onnx]'",
     ),
-    "no flatbuffers": (
-        ["{model}", "--format", "stablehlo", "--out", "{tmp}/m.stablehlo"],
-        "pip install 'smallvit[stablehlo]'",
-    ),
 }
 
 
@@ -159,8 +152,7 @@ def test_mistakes(
     (tmp_path / "folder.safetensors").mkdir()
     (tmp_path / "file").write_text("")
     before = sorted(tmp_path.rglob("*"))
-    for package in ("jax2onnx", "flatbuffers"):
-        monkeypatch.setitem(sys.modules, package, None)  # as if not installed
+    monkeypatch.setitem(sys.modules, "jax2onnx", None)  # as if not installed
     monkeypatch.setenv("SMALLVIT_FAST_ENV", "0")
     args = [arg.format(tmp=tmp_path, model=folder) for arg in args]
     monkeypatch.setattr(sys, "argv", ["smallvit", "export", *args])

@@ -40,12 +40,15 @@ def test_any_number_of_images_with_few_compilations(folder: Path):
     assert predict._predict._cache_size() == 3  # 1, 4 and 8
 
 
-def test_a_file_is_decoded_as_in_training(folder: Path):
+def test_a_file_is_decoded_as_in_training(folder: Path, tmp_path: Path):
     predict = Predictor(folder)
     image = np.random.default_rng(0).integers(0, 256, (8, 12, 3)).astype(np.uint8)
     file = io.BytesIO()
     Image.fromarray(image).save(file, "png")
-    np.testing.assert_array_equal(predict.decode(io.BytesIO(file.getvalue())), image)
+    path = tmp_path / "image.png"
+    path.write_bytes(file.getvalue())
+    for source in (path, str(path), io.BytesIO(file.getvalue())):
+        np.testing.assert_array_equal(predict.decode(source), image)
     with pytest.raises(ValueError):
         predict.decode(io.BytesIO(b"no image"))
 

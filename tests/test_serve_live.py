@@ -1,9 +1,6 @@
 """The server as a process of its own: under load, and in a browser."""
 
 import asyncio
-import os
-import shutil
-from base64 import b64encode
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,10 +8,9 @@ from typing import Any
 import pytest
 
 from benchmarks.serve_load import failures, load
-from tests.served import BROKEN, serving
+from tests.served import BROKEN, drop, serving
 
 pytestmark = pytest.mark.xdist_group("train_run")
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 
 
 @pytest.fixture(scope="module")
@@ -27,19 +23,6 @@ def test_many_clients_at_once(address: str):
     answers = asyncio.run(load(address, clients=20, requests=100))
     assert len(answers) == 100
     assert not failures(answers)
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-    if CHROMIUM is None:
-        pytest.skip("there is no chromium on this machine")
-    # A sandbox needs rights that root in a container does not have.
-    args = ["--no-sandbox"] if os.geteuid() == 0 else []
-    with playwright.sync_playwright() as driver:
-        browser = driver.chromium.launch(executable_path=CHROMIUM, args=args)
-        yield browser
-        browser.close()
 
 
 @pytest.fixture
@@ -57,21 +40,6 @@ def page(browser: Any, address: str) -> Iterator[Any]:
     yield page
     page.close()
     assert problems == []
-
-
-def drop(page: Any, content: bytes, event: str = "drop") -> None:
-    page.evaluate(
-        """([content, event]) => {
-            const bytes = Uint8Array.from(atob(content), (c) => c.charCodeAt(0));
-            const data = new DataTransfer();
-            data.items.add(new File([bytes], "dropped.png", { type: "image/png" }));
-            const options = { bubbles: true, cancelable: true };
-            document.getElementById("drop").dispatchEvent(event === "drop"
-                ? new DragEvent("drop", { ...options, dataTransfer: data })
-                : new ClipboardEvent("paste", { ...options, clipboardData: data }));
-        }""",
-        [b64encode(content).decode(), event],
-    )
 
 
 @pytest.mark.parametrize("event", ["drop", "paste"])

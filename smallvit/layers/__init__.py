@@ -1,6 +1,7 @@
 """What two or more architectures share, one idea a file.
 
 Axes have the same letters everywhere, in einops, in einsum and in types:
+
     b  image of the batch        n, m  tokens: that ask, that are read
     H W  height, width in pixels   d   dimension of a token, or of one head
     h w  rows, columns of a grid   c   channels
