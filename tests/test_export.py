@@ -39,7 +39,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def saved(case: Case) -> Saved:
     model = case.make(spt=True, lsa=True)
-    variables = jax.jit(model.init)(jax.random.key(0), jnp.zeros((1, *case.size, case.channels)))
+    variables = case.draw(model)
     preprocess = Preprocess(case.size, case.channels, "crop", (0.5,) * case.channels, (0.25,) * case.channels)
     spec = Spec(case.cls.__name__, 7, case.size, {})
     return Saved(model, variables, tuple("abcdefg"), preprocess, spec)
