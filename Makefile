@@ -26,7 +26,7 @@ docs: .venv/installed-docs
 
 # The peers live in an environment of their own, with torch.
 benchmark: .venv-peers/installed
-	.venv-peers/bin/python -m benchmarks.step
+	.venv-peers/bin/python -m benchmarks.peers
 
 .venv/installed: pyproject.toml
 	$(PYTHON) -m venv .venv

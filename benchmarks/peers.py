@@ -1,0 +1,279 @@
+"""Images a second of our models next to the same models in torch, with the same weights, in one process.
+
+    make benchmark                                     all of it, the tables of docs/performance.md
+    .venv-peers/bin/python -m benchmarks.peers --models swin_tiny --dtypes float32 --jobs infer
+
+A training step is forward, backward and AdamW on a fixed batch. Sides take turns and each keeps its best round, since
+the clock of a shared machine wanders: the ratio is what counts. Outputs are compared before anything is timed.
+"""
+
+import argparse
+import json
+import os
+import platform
+import tempfile
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from smallvit.env import restart_fast
+
+restart_fast()
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import torch
+from jax import Array
+from safetensors.torch import save_file
+
+import benchmarks.torch_peers  # noqa: F401, first: it makes the next imports work
+
+# ruff: isort: off
+import timm
+from vit_pytorch.vit_for_small_dataset import ViT as TorchSLViT
+
+import smallvit
+from benchmarks.naive import NaiveSLViT
+from smallvit import kernels
+from smallvit.count import multiply_adds
+
+CLASSES = 100
+_SL = dict(image_size=32, patch_size=4, dim=192, depth=9, heads=12, dim_head=16, mlp_dim=384)
+# vit-pytorch shifts by one pixel along the axes, and so does our side here; the cost is that of the paper's shifts.
+_OURS = dict(spt="cardinal", spt_shift=1, lsa=True, qkv_bias=False, norm_eps=1e-5)
+
+
+@dataclass(frozen=True)
+class Peer:
+    size: int
+    batch: int
+    ours: Callable[[], Any]
+    theirs: Callable[[], torch.nn.Module]
+
+
+def _timm(name: str, theirs: str, batch: int) -> Peer:
+    fields = dict(num_classes=CLASSES, drop_path=0.0)
+    if name.startswith("levit"):
+        fields["num_distill_classes"] = "same"
+    return Peer(
+        224,
+        batch,
+        lambda: smallvit.create_model(name, **fields),
+        lambda: timm.create_model(theirs, num_classes=CLASSES, drop_path_rate=0.0),
+    )
+
+
+PEERS = {
+    "sl_vit_small_data": Peer(
+        32,
+        128,
+        lambda: smallvit.ViT(num_classes=CLASSES, **_SL, **_OURS),
+        lambda: TorchSLViT(num_classes=CLASSES, **_SL),
+    ),
+    "vit_tiny_patch16": _timm("vit_tiny_patch16", "vit_tiny_patch16_224", 16),
+    "swin_tiny": _timm("swin_tiny", "swin_tiny_patch4_window7_224", 8),
+    "cait_xxs24": _timm("cait_xxs24", "cait_xxs24_224", 8),
+    "pit_s": _timm("pit_s", "pit_s_224", 8),
+    "twins_svt_small": _timm("twins_svt_small", "twins_svt_small", 8),
+    "levit_128s": _timm("levit_128s", "levit_128s", 32),
+}
+
+
+@dataclass
+class Side:
+    name: str
+    train: Callable[[], None]
+    infer: Callable[[], None]
+    seconds: list[float] = field(default_factory=list)
+
+
+def jax_side(name: str, model: Any, variables: Any, images: np.ndarray, labels: np.ndarray, native: bool) -> Side:
+    optimizer = optax.adamw(1e-3, weight_decay=0.05)
+    params = jax.tree.map(jnp.copy, variables["params"])
+    rest = {k: v for k, v in variables.items() if k != "params"}
+    state = [params, jax.jit(optimizer.init)(params), rest, jnp.zeros((), jnp.int32)]
+    x, y = jnp.asarray(images), jnp.asarray(labels)
+
+    def step(params: Any, moments: Any, rest: Any, count: Array) -> tuple[list[Any], Array]:
+        rngs = {"dropout": jax.random.fold_in(jax.random.key(1), count)}
+
+        def loss(params: Any) -> tuple[Array, Any]:
+            logits, rest_ = model.apply({"params": params, **rest}, x, train=True, rngs=rngs, mutable=list(rest))
+            scores = optax.softmax_cross_entropy_with_integer_labels(logits.astype(jnp.float32), y)
+            return scores.mean(), rest_
+
+        (value, rest_), grads = jax.value_and_grad(loss, has_aux=True)(params)
+        updates, moments = optimizer.update(grads, moments, params)
+        return [optax.apply_updates(params, updates), moments, rest_, count + 1], value
+
+    with nullcontext() if native else kernels.disabled():
+        compiled = jax.jit(step, donate_argnums=(0, 1, 2)).lower(*state).compile()
+        infer = jax.jit(lambda v, x: model.apply(v, x)).lower(variables, x).compile()
+
+    def train() -> None:
+        state[:], value = compiled(*state)
+        value.block_until_ready()
+
+    return Side(name, train, lambda: infer(variables, x).block_until_ready())
+
+
+def torch_side(name: str, model: torch.nn.Module, images: np.ndarray, labels: np.ndarray, dtype: str) -> Side:
+    call: Any = torch.compile(model) if name == "torch compile" else model
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.05)
+    x, y = torch.from_numpy(images).permute(0, 3, 1, 2).contiguous(), torch.from_numpy(labels)
+    half = partial(torch.autocast, "cpu", torch.bfloat16, enabled=dtype == "bfloat16")
+
+    def train() -> None:
+        model.train()
+        optimizer.zero_grad(set_to_none=True)
+        with half():
+            logits = call(x)
+            logits = sum(logits) / 2 if isinstance(logits, tuple) else logits  # LeViT's two heads
+            loss = torch.nn.functional.cross_entropy(logits, y)
+        loss.backward()
+        optimizer.step()
+
+    @torch.inference_mode()
+    def infer() -> None:
+        model.eval()
+        with half():
+            call(x)
+
+    return Side(name, train, infer)
+
+
+def sides(name: str, dtype: str, wanted: list[str]) -> Iterator[Side]:
+    peer = PEERS[name]
+    rng = np.random.default_rng(0)
+    images = rng.standard_normal((peer.batch, peer.size, peer.size, 3), np.float32)
+    labels = rng.integers(0, CLASSES, peer.batch)
+    torch.manual_seed(0)
+    theirs = peer.theirs().eval()
+    model = peer.ours()
+    with tempfile.TemporaryDirectory() as folder:
+        save_file({k: v.contiguous() for k, v in theirs.state_dict().items()}, f"{folder}/w.safetensors")
+        variables = smallvit.load_pretrained(model, f"{folder}/w.safetensors")
+    with torch.inference_mode():
+        expected = theirs(torch.from_numpy(images).permute(0, 3, 1, 2)).numpy()
+    found = np.asarray(jax.jit(model.apply)(variables, images))
+    off = np.abs(found - expected).max() / np.abs(expected).max()
+    print(f"{name}: outputs differ by {off:.1e} of the largest", flush=True)
+    assert off < 1e-3
+    model = model.clone(dtype=jnp.dtype(dtype))
+    if "kernels" in wanted:
+        yield jax_side("kernels", model, variables, images, labels, native=True)
+    if "pure" in wanted:
+        yield jax_side("pure", model, variables, images, labels, native=False)
+    if "naive" in wanted and name == "sl_vit_small_data":
+        naive = NaiveSLViT(num_classes=CLASSES, patch_size=4, dim=192, depth=9, heads=12, dim_head=16, mlp_dim=384)
+        naive = naive.clone(dtype=jnp.dtype(dtype))
+        yield jax_side("naive", naive, jax.jit(naive.init)(jax.random.key(0), images), images, labels, native=False)
+    yield torch_side("torch eager", theirs, images, labels, dtype)
+    if "torch compile" in wanted and name == "sl_vit_small_data":
+        again = peer.theirs()
+        again.load_state_dict(theirs.state_dict())
+        yield torch_side("torch compile", again, images, labels, dtype)
+
+
+def timed(call: Callable[[], None], least: float) -> float:
+    """Seconds a call, over at least so many seconds."""
+    start, calls = time.perf_counter(), 0
+    while calls < 1 or time.perf_counter() - start < least:
+        call()
+        calls += 1
+    return (time.perf_counter() - start) / calls
+
+
+def peak(dtype: str, rounds: int) -> float:
+    """Multiply-adds a second of large matrix products, the better of the two libraries."""
+    n = 2048
+    a = torch.randn(n, n, dtype=getattr(torch, dtype))
+    b = jnp.ones((n, n), dtype)
+    dot = jax.jit(lambda b: jnp.dot(b, b, preferred_element_type=jnp.float32))
+    calls = (lambda: torch.mm(a, a), lambda: dot(b).block_until_ready())
+    return n**3 / min(timed(call, 0.2) for _ in range(rounds) for call in calls)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--models", nargs="+", choices=PEERS, default=list(PEERS))
+    parser.add_argument("--dtypes", nargs="+", choices=("float32", "bfloat16"), default=["float32", "bfloat16"])
+    parser.add_argument("--jobs", nargs="+", choices=("train", "infer"), default=["train", "infer"])
+    parser.add_argument(
+        "--sides",
+        nargs="+",
+        choices=("kernels", "pure", "naive", "torch compile"),
+        default=["kernels", "pure", "naive", "torch compile"],
+        help="besides torch eager",
+    )
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--seconds", type=float, default=2.0, help="of one side in one round")
+    parser.add_argument("--json", type=Path, help="also write the figures here")
+    args = parser.parse_args()
+    warnings.filterwarnings("ignore")
+
+    print(f"jax {jax.__version__}, torch {torch.__version__}, {os.cpu_count()} cores, {_cpu()}; {kernels.status()}")
+    rows = []
+    for dtype in args.dtypes:
+        most = peak(dtype, 3)
+        print(f"\n{dtype}: matrix products reach {2 * most / 1e9:.0f} GFLOP/s")
+        for name in args.models:
+            if dtype == "bfloat16" and name != "sl_vit_small_data":
+                continue
+            peer, running = PEERS[name], list(sides(name, dtype, args.sides))
+            cost = multiply_adds(peer.ours(), peer.size)
+            for job in args.jobs:
+                for side in running:
+                    timed(getattr(side, job), 0.5)  # warms up
+                    side.seconds = []
+                for _ in range(args.rounds):
+                    for side in running:
+                        side.seconds.append(timed(getattr(side, job), args.seconds))
+                rows += list(_rows(name, dtype, job, peer.batch, cost * (3 if job == "train" else 1) / most, running))
+                for row in rows[-len(running) :]:
+                    print(_line(row), flush=True)
+    if args.json:
+        args.json.write_text(json.dumps(rows, indent=1) + "\n")
+
+
+def _rows(name: str, dtype: str, job: str, batch: int, ideal: float, running: list[Side]) -> Iterator[dict[str, Any]]:
+    """`ideal` is the least time for an image, were all of it matrix products at their peak."""
+    eager = next(side.seconds for side in running if side.name == "torch eager")
+    for side in running:
+        yield {
+            "model": name,
+            "dtype": dtype,
+            "job": job,
+            "side": side.name,
+            "images_per_second": batch / min(side.seconds),
+            "of_peak": ideal * batch / min(side.seconds),
+            "ratio": min(eager) / min(side.seconds),
+            "ratios": sorted(theirs / mine for theirs, mine in zip(eager, side.seconds, strict=True)),
+        }
+
+
+def _line(row: dict[str, Any]) -> str:
+    low, high = row["ratios"][0], row["ratios"][-1]
+    return (
+        f"| {row['model']} | {row['dtype']} | {row['job']} | {row['side']} | {row['images_per_second']:.1f} "
+        f"| {100 * row['of_peak']:.0f} % | {row['ratio']:.2f} | {low:.2f} to {high:.2f} |"
+    )
+
+
+def _cpu() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    return next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), platform.machine())
+
+
+if __name__ == "__main__":
+    main()
