@@ -341,6 +341,19 @@ def explain(
         sys.exit(1)
 
 
+def doctor() -> None:
+    """Say what this machine and installation have, and test the fast ways against the plain ones."""
+    from smallvit.doctor import examine
+
+    findings = examine()
+    table = Table(box=None, show_header=False, pad_edge=False)
+    for each in findings:
+        table.add_row(Text(each.what, "red" if each.wrong else "bold"), _plain(each.found))
+    _screen().print(table)
+    if any(each.wrong for each in findings):
+        sys.exit(1)
+
+
 def _screen() -> Console:
     return Console() if sys.stdout.isatty() else Console(width=1000)  # who reads a file or pipe wants no folded lines
 
@@ -368,6 +381,7 @@ def main() -> None:
         "serve": serve,
         "compare": compare,
         "models": models,
+        "doctor": doctor,
     }
     try:
         tyro.extras.subcommand_cli_from_dict(

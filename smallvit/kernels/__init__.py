@@ -4,10 +4,11 @@ A caller asks first, then calls: `if attends(q, k, v, bias, allowed): return att
 """
 
 from smallvit.kernels.attention import attend, attend_packed, attends, attends_packed
-from smallvit.kernels.library import Status, disabled, status, usable
+from smallvit.kernels.library import VARIABLE, Status, disabled, status, usable
 from smallvit.kernels.rows import bias_gelu, layer_norm, takes_rows, transpose
 
 __all__ = [
+    "VARIABLE",
     "Status",
     "attend",
     "attend_packed",
