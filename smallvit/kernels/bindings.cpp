@@ -486,7 +486,10 @@ ffi::Error transpose(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::Result<ffi::An
     task.x = x.untyped_data();
     task.y = y->untyped_data();
     const Kernels& kernels = kernels_for(x);
-    over_rows(pool, task.columns, task.rows, [&](int64_t from, int64_t to) { kernels.transpose(task, from, to); });
+    constexpr int64_t LINE = 32;  // columns: the bfloat16 numbers of a cache line
+    share_out(pool, (task.columns + LINE - 1) / LINE, [&](int64_t part, int64_t) {
+      kernels.transpose(task, part * LINE, std::min(task.columns, (part + 1) * LINE));
+    });
   });
 }
 
