@@ -110,7 +110,7 @@ int64_t workers(const ffi::ThreadPool& pool, int64_t tasks) {
   return std::max<int64_t>(1, std::min(pool.num_threads(), tasks));
 }
 
-// Runs body(task, worker) for every task, on at most `helpers + 1` threads of which this one is one. It waits only for
+// Runs body(task, worker) for every task, on as many threads as the pool has, this one among them. It waits only for
 // tasks that have begun: a helper that the busy pool starts late finds nothing to do, so that calls which fill the
 // pool cannot wait for each other.
 template <class Body>
@@ -149,8 +149,6 @@ void share_out(ffi::ThreadPool& pool, int64_t tasks, const Body& body) {
   std::unique_lock<std::mutex> lock(state->mutex);
   state->finished.wait(lock, [&] { return state->done.load() == tasks; });
 }
-
-// ---------------------------------------------------------------------------------------------------------- attention
 
 constexpr int64_t WIDEST = 128;
 
@@ -362,8 +360,6 @@ ffi::Error packed_backward(ffi::ThreadPool pool, ffi::AnyBuffer qkv, ffi::AnyBuf
     run_backward(pool, task, kernels_for(qkv), bias_result(dbias, task));
   });
 }
-
-// --------------------------------------------------------------------------------------------------------------- rows
 
 constexpr int64_t PART = 1 << 15;  // elements: what a thread takes at a time
 

@@ -262,7 +262,8 @@ void panel(int64_t height, int64_t depth, const float* a, int64_t a_stride, cons
   const int64_t a_row = ACROSS ? 1 : a_stride;
   if (larger) share<ROWS, C, ADD, ACROSS>(size + 1, larger, depth, a, a_stride, b, b_row, c, c_row);
   const int64_t done = larger * (size + 1);
-  share<ROWS, C, ADD, ACROSS>(size, blocks - larger, depth, a + done * a_row, a_stride, b, b_row, c + done * c_row, c_row);
+  a += done * a_row, c += done * c_row;
+  share<ROWS, C, ADD, ACROSS>(size, blocks - larger, depth, a, a_stride, b, b_row, c, c_row);
 }
 
 template <int C, bool ADD, bool ACROSS>
