@@ -3,8 +3,9 @@
     python -m smallvit.kernels.build
     python -m benchmarks.kernels [--only attention]
 
-The two sides alternate within one process, and each keeps its best round, because the clock of a shared machine
-wanders; the ratio is what counts. Both are jitted functions of arrays that are already there; "with backward" is a
+The two sides alternate within one process, call by call, and each keeps its best call, because the clock of a shared
+machine wanders; the ratio is what counts. CPU milliseconds are the mean of all calls, summed over the threads: they
+hold on a busy machine too. Both are jitted functions of arrays that are already there; "with backward" is a
 forward and all gradients.
 """
 
@@ -25,24 +26,28 @@ from smallvit import kernels
 from smallvit.layers.attention import attend, readable, split_heads
 from smallvit.layers.dense import LayerNorm
 
-ROUNDS, SECONDS = 7, 0.15  # of each side
+SECONDS = 2.0  # of each comparison
 
 
-def best(sides: dict[str, Callable[[], object]]) -> dict[str, float]:
-    """The milliseconds of each side's best round."""
-    calls, times = {}, {name: [] for name in sides}
-    for name, side in sides.items():
+def compare(name: str, what: str, **sides: Callable[[], object]) -> None:
+    """Prints a row: each side's best call, and what a call costs on all cores together."""
+    for side in sides.values():
         jax.block_until_ready(side())
-        start = time.perf_counter()
-        jax.block_until_ready(side())
-        calls[name] = max(1, int(SECONDS / (time.perf_counter() - start)))
-    for _ in range(ROUNDS):
-        for name, side in sides.items():
-            start = time.perf_counter()
-            for _ in range(calls[name]):
-                jax.block_until_ready(side())
-            times[name].append((time.perf_counter() - start) / calls[name] * 1000)
-    return {name: min(measured) for name, measured in times.items()}
+    wall, cpu, calls = dict.fromkeys(sides, float("inf")), dict.fromkeys(sides, 0.0), 0
+    end = time.perf_counter() + SECONDS
+    while time.perf_counter() < end:
+        calls += 1
+        for key, side in sides.items():
+            start, start_cpu = time.perf_counter(), time.process_time()
+            jax.block_until_ready(side())
+            wall[key] = min(wall[key], (time.perf_counter() - start) * 1000)
+            cpu[key] += (time.process_time() - start_cpu) * 1000
+    kernel, pure = sides
+    print(
+        f"| {name} | {what} | {wall[kernel]:.2f} | {wall[pure]:.2f} | {wall[pure] / wall[kernel]:.1f} "
+        f"| {cpu[kernel] / calls:.2f} | {cpu[pure] / calls:.2f} | {cpu[pure] / cpu[kernel]:.1f} |",
+        flush=True,
+    )
 
 
 def row(name: str, ours: Callable, pure: Callable, args: tuple, differentiate: int) -> None:
@@ -56,11 +61,8 @@ def row(name: str, ours: Callable, pure: Callable, args: tuple, differentiate: i
         return jax.jit(run)
 
     for what, change in (("forward", jax.jit), ("with backward", with_backward)):
-        sides = {"kernel": change(ours), "pure": change(pure)}
-        ms = best({name: lambda f=f: f(*args) for name, f in sides.items()})
-        print(
-            f"| {name} | {what} | {ms['kernel']:.2f} | {ms['pure']:.2f} | {ms['pure'] / ms['kernel']:.1f} |", flush=True
-        )
+        kernel, plain = change(ours), change(pure)
+        compare(name, what, kernel=lambda f=kernel: f(*args), pure=lambda f=plain: f(*args))
 
 
 def attention(
@@ -127,13 +129,14 @@ def rows(name: str, dtype: DTypeLike, *, tokens: int, dim: int, hidden: int) -> 
     def product(x, y):
         return jnp.dot(x, y, preferred_element_type=jnp.float32)
 
-    sides = {
-        "kernel": jax.jit(lambda h, g: product(kernels.transpose(h), g)),
-        "pure": jax.jit(lambda h, g: product(h.T, g)),
-    }
-    ms = best({name: lambda f=f: f(h, gradient) for name, f in sides.items()})
-    ratio = ms["pure"] / ms["kernel"]
-    print(f"| weight gradient, transposed, {name} | forward | {ms['kernel']:.2f} | {ms['pure']:.2f} | {ratio:.1f} |")
+    kernel = jax.jit(lambda h, g: product(kernels.transpose(h), g))
+    pure = jax.jit(lambda h, g: product(h.T, g))
+    compare(
+        f"weight gradient, transposed, {name}",
+        "forward",
+        kernel=lambda: kernel(h, gradient),
+        pure=lambda: pure(h, gradient),
+    )
 
 
 def main() -> None:
@@ -142,7 +145,8 @@ def main() -> None:
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), help="one of the two")
     options = parser.parse_args()
     print(kernels.status())
-    print("| kernel | | kernel, ms | pure JAX, ms | ratio |\n|---|---|---|---|---|")
+    print("| | | kernel, ms | pure JAX, ms | ratio | kernel, CPU ms | pure, CPU ms | ratio |")
+    print("|---|---|---|---|---|---|---|---|")
     for dtype in [options.dtype] if options.dtype else ["float32", "bfloat16"]:
         if options.only in "attention":
             attention(f"SL-ViT, {dtype}", dtype, batch=128, tokens=65, heads=12, width=16, lsa=True)

@@ -1,7 +1,5 @@
 """softmax(scale q k' + bias, where allowed) v, without the map in memory: backward computes it again, tile by tile."""
 
-import math
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -19,7 +17,7 @@ def attends(q: Array, k: Array, v: Array, bias: Array | None, allowed: np.ndarra
         and q.ndim >= 3
         and q.dtype == k.dtype == v.dtype
         and _fits(q.dtype, q.shape[-2], k.shape[-2], q.shape[-1], v.shape[-1])
-        and math.prod(q.shape[:-2]) > 0
+        and _some(q.shape[:-2])
         and _bias_fits(bias, q.shape[-3], q.shape[-2], k.shape[-2])
         and (allowed is None or _groups(allowed, q.shape[:-3], q.shape[-2], k.shape[-2]) is not None)
     )
@@ -32,7 +30,7 @@ def attends_packed(qkv: Array, heads: int, bias: Array | None, allowed: np.ndarr
     n, d = qkv.shape[-2], qkv.shape[-1] // (3 * heads)
     return (
         _fits(qkv.dtype, n, n, d, d)
-        and math.prod(qkv.shape[:-2]) > 0
+        and _some(qkv.shape[:-2])
         and _bias_fits(bias, heads, n, n)
         and (allowed is None or _groups(allowed, qkv.shape[:-2], n, n) is not None)
     )
@@ -77,8 +75,13 @@ def attend_packed(
     return out.reshape(*lead, *out.shape[1:])
 
 
+def _some(shape: tuple[int, ...]) -> bool:
+    """Whether there is anything to do, and it is known how much: a symbolic size is no int."""
+    return all(isinstance(size, int) and size > 0 for size in shape)
+
+
 def _fits(dtype: jnp.dtype, n: int, m: int, d: int, e: int) -> bool:
-    return dtype in (jnp.float32, jnp.bfloat16) and min(n, m) >= 1 and 1 <= d <= WIDEST and 1 <= e <= WIDEST
+    return dtype in (jnp.float32, jnp.bfloat16) and _some((n, m, d, e)) and max(d, e) <= WIDEST
 
 
 def _bias_fits(bias: Array | None, heads: int, n: int, m: int) -> bool:

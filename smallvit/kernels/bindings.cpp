@@ -110,7 +110,7 @@ int64_t workers(const ffi::ThreadPool& pool, int64_t tasks) {
   return std::max<int64_t>(1, std::min(pool.num_threads(), tasks));
 }
 
-// Runs body(task, worker) for every task, on at most `helpers + 1` threads of which this one is one. It waits only for
+// Runs body(task, worker) for every task, on as many threads as the pool has, this one among them. It waits only for
 // tasks that have begun: a helper that the busy pool starts late finds nothing to do, so that calls which fill the
 // pool cannot wait for each other.
 template <class Body>
@@ -149,8 +149,6 @@ void share_out(ffi::ThreadPool& pool, int64_t tasks, const Body& body) {
   std::unique_lock<std::mutex> lock(state->mutex);
   state->finished.wait(lock, [&] { return state->done.load() == tasks; });
 }
-
-// ---------------------------------------------------------------------------------------------------------- attention
 
 constexpr int64_t WIDEST = 128;
 
@@ -363,8 +361,6 @@ ffi::Error packed_backward(ffi::ThreadPool pool, ffi::AnyBuffer qkv, ffi::AnyBuf
   });
 }
 
-// --------------------------------------------------------------------------------------------------------------- rows
-
 constexpr int64_t PART = 1 << 15;  // elements: what a thread takes at a time
 
 int64_t rows_per_part(int64_t rows, int64_t width) {
@@ -486,7 +482,10 @@ ffi::Error transpose(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::Result<ffi::An
     task.x = x.untyped_data();
     task.y = y->untyped_data();
     const Kernels& kernels = kernels_for(x);
-    over_rows(pool, task.columns, task.rows, [&](int64_t from, int64_t to) { kernels.transpose(task, from, to); });
+    constexpr int64_t LINE = 32;  // columns: the bfloat16 numbers of a cache line
+    share_out(pool, (task.columns + LINE - 1) / LINE, [&](int64_t part, int64_t) {
+      kernels.transpose(task, part * LINE, std::min(task.columns, (part + 1) * LINE));
+    });
   });
 }
 

@@ -167,9 +167,10 @@ INLINE float largest(V x) {
 
 // A square of vectors, transposed: interleaving the upper half with the lower one rotates the bits of each element's
 // address by one, and after all of them rows have become columns.
-INLINE void turn(V (&x)[LANES]) {
+template <class Vector>
+INLINE void turn(Vector (&x)[LANES]) {
   for (int step = 1; step < LANES; step *= 2) {
-    V y[LANES];
+    Vector y[LANES];
     for (int i = 0; i < LANES / 2; i++) {
       y[2 * i] = LOW(x[i], x[i + LANES / 2]);
       y[2 * i + 1] = HIGH(x[i], x[i + LANES / 2]);
@@ -261,7 +262,8 @@ void panel(int64_t height, int64_t depth, const float* a, int64_t a_stride, cons
   const int64_t a_row = ACROSS ? 1 : a_stride;
   if (larger) share<ROWS, C, ADD, ACROSS>(size + 1, larger, depth, a, a_stride, b, b_row, c, c_row);
   const int64_t done = larger * (size + 1);
-  share<ROWS, C, ADD, ACROSS>(size, blocks - larger, depth, a + done * a_row, a_stride, b, b_row, c + done * c_row, c_row);
+  a += done * a_row, c += done * c_row;
+  share<ROWS, C, ADD, ACROSS>(size, blocks - larger, depth, a, a_stride, b, b_row, c, c_row);
 }
 
 template <int C, bool ADD, bool ACROSS>
@@ -558,31 +560,37 @@ void gelu_backward(const Gelu& task, int64_t from, int64_t to, float* dbias) {
   }
 }
 
-// Rows [from, to) of the result, in squares that fit the first-level cache.
-template <class T>
+// Rows [from, to) of the result. Squares are taken so that whole cache lines of the result are written one after the
+// other, however its rows fall together in the cache.
+template <class T, class Vector>
 void transpose(const Transpose& task, int64_t from, int64_t to) {
-  constexpr int64_t SIDE = 32;
+  constexpr int64_t TALL = 32;
+  const int64_t rows = task.rows, columns = task.columns;
   const T* x = static_cast<const T*>(task.x);
   T* y = static_cast<T*>(task.y);
-  for (int64_t i = 0; i < task.rows; i += SIDE) {
-    const int64_t i_end = i + SIDE < task.rows ? i + SIDE : task.rows;
-    for (int64_t j = from; j < to; j += SIDE) {
-      const int64_t j_end = j + SIDE < to ? j + SIDE : to;
-      for (int64_t c = j; c < j_end; c++)
-        for (int64_t r = i; r < i_end; r++) y[c * task.rows + r] = x[r * task.columns + c];
-    }
-  }
+  const int64_t i_end = rows / LANES * LANES, j_end = from + (to - from) / LANES * LANES;
+  for (int64_t top = 0; top < i_end; top += TALL)
+    for (int64_t j = from; j < j_end; j += LANES)
+      for (int64_t i = top; i < top + TALL && i < i_end; i += LANES) {
+        Vector square[LANES];
+        for (int64_t r = 0; r < LANES; r++) square[r] = load_as<Vector>(x + (i + r) * columns + j);
+        turn(square);
+        for (int64_t c = 0; c < LANES; c++) memcpy(y + (j + c) * rows + i, &square[c], sizeof(Vector));
+      }
+  for (int64_t j = from; j < to; j++)
+    for (int64_t i = j < j_end ? i_end : 0; i < rows; i++) y[j * rows + i] = x[i * columns + j];
 }
 
-template <class T>
-constexpr Kernels kernels = {padded,           forward_scratch,  backward_scratch, attention_forward<T>,
-                             attention_backward<T>, norm_forward<T>, norm_backward<T>, gelu_forward<T>,
-                             gelu_backward<T>, transpose<T>};
+template <class T, class Vector>
+constexpr Kernels kernels = {
+    padded,          forward_scratch,  backward_scratch, attention_forward<T>, attention_backward<T>,
+    norm_forward<T>, norm_backward<T>, gelu_forward<T>,  gelu_backward<T>,     transpose<T, Vector>,
+};
 
 }  // namespace
 
 extern const InstructionSet set;
-const InstructionSet set = {SMALLVIT_NAME, kernels<float>, kernels<Bf16>};
+const InstructionSet set = {SMALLVIT_NAME, kernels<float, V>, kernels<Bf16, H>};
 
 }  // namespace SMALLVIT_ISA
 }  // namespace smallvit

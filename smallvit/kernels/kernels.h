@@ -1,4 +1,4 @@
-// What the vectorised kernels compute, as plain structs: one instruction set's table of functions is as good as another's.
+// What the vectorised kernels compute, as plain structs, and the table of functions of one instruction set.
 #pragma once
 
 #include <cstdint>

@@ -1,7 +1,5 @@
 """What is done row by row: LayerNorm, bias and GELU, and a transpose that XLA does not fold away."""
 
-import math
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -12,7 +10,8 @@ from smallvit.kernels.library import call, like, usable
 
 def takes_rows(x: Array) -> bool:
     """Whether `layer_norm`, `bias_gelu` and, for two axes, `transpose` take this array."""
-    return usable() and x.ndim >= 1 and x.dtype in (jnp.float32, jnp.bfloat16) and math.prod(x.shape) > 0
+    known = all(isinstance(size, int) and size > 0 for size in x.shape)  # a symbolic size is no int
+    return usable() and x.ndim >= 1 and x.dtype in (jnp.float32, jnp.bfloat16) and known
 
 
 def layer_norm(
