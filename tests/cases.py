@@ -33,11 +33,11 @@ class Case:
         images = jax.ShapeDtypeStruct((1, *self.size, self.channels), jnp.float32)
         random = np.random.default_rng(0)
 
-        def fill(path: tuple[Any, ...], leaf: jax.ShapeDtypeStruct) -> np.ndarray:
+        def fill(path: tuple[Any, ...], leaf: jax.ShapeDtypeStruct) -> jax.Array:
             if path[-1].key in ("scale", "var", "temperature"):  # positive
-                return random.uniform(0.5, 1, leaf.shape).astype(np.float32)
+                return jnp.asarray(random.uniform(0.5, 1, leaf.shape), jnp.float32)
             inputs = np.prod(leaf.shape[:-1])
-            return (random.standard_normal(leaf.shape) * max(inputs, 4) ** -0.5).astype(np.float32)
+            return jnp.asarray(random.standard_normal(leaf.shape) * max(inputs, 4) ** -0.5, jnp.float32)
 
         return jax.tree_util.tree_map_with_path(fill, jax.eval_shape(model.init, jax.random.key(0), images))
 

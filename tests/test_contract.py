@@ -221,7 +221,7 @@ def test_serves_at_another_image_size(sl: Subject):
         with pytest.raises(ValueError, match="only positions are resampled"):
             resample_positions(sl.variables, model, images)
         return
-    fitted = resample_positions(jax.tree.map(jnp.asarray, sl.variables), model, images)
+    fitted = resample_positions(sl.variables, model, images)
     assert jax.eval_shape(model.apply, fitted, images).shape == (1, 7)
 
 

@@ -38,6 +38,11 @@ def draw(seed: int, *shapes: tuple[int, ...], dtype: str = "float32") -> list[ja
     return [jnp.asarray(normal(size=shape), dtype) for shape in shapes]
 
 
+def tokens(x: jax.Array) -> jax.Array:
+    """Head after head in each token."""
+    return jnp.moveaxis(x, -3, -2).reshape(*x.shape[:-3], x.shape[-2], -1)
+
+
 def plain(q, k, v, scale, bias, allowed, mask_diagonal: bool) -> jax.Array:
     """Attention as one would first write it, (images, windows, heads, tokens, width)."""
     n, m = q.shape[-2], k.shape[-2]
@@ -95,13 +100,13 @@ def test_attention(images, windows, heads, n, m, d, e, dtype, bias, masked, mask
     if allowed is not None:
         allowed[..., 0] |= ~allowed.any(-1)
     floats = (q, k, v, scale) if bias is None else (q, k, v, scale, table)
-    assert kernels.attends(q, k, v, None if bias is None else table, allowed)
+    assert kernels.attends(*map(tokens, (q, k, v)), heads, None if bias is None else table, allowed)
 
     def ours(q, k, v, scale, table=None):
-        return kernels.attend(q, k, v, scale, table, allowed, mask_diagonal=mask_diagonal)
+        return kernels.attend(*map(tokens, (q, k, v)), scale, table, allowed, mask_diagonal=mask_diagonal)
 
     def theirs(q, k, v, scale, table=None):
-        return plain(q, k, v, scale, table, allowed, mask_diagonal).astype(dtype)
+        return tokens(plain(q, k, v, scale, table, allowed, mask_diagonal).astype(dtype))
 
     run, expected = with_gradients(ours), with_gradients(theirs)(*floats)
     for name in SETS:
@@ -128,12 +133,10 @@ def test_packed_is_the_same_attention(batch, heads, n, d, dtype, biased, mask_di
     assert kernels.attends_packed(qkv, heads, bias if biased else None, None)
 
     def packed(qkv, scale, bias=None):
-        return kernels.attend_packed(qkv, scale, bias, heads=heads, mask_diagonal=mask_diagonal)
+        return kernels.attend_packed(qkv, scale, bias, mask_diagonal=mask_diagonal)
 
     def separate(qkv, scale, bias=None):
-        q, k, v = jnp.moveaxis(qkv.reshape(batch, n, 3, heads, d), (2, 3), (0, 2))
-        out = kernels.attend(q, k, v, scale, bias, mask_diagonal=mask_diagonal)
-        return jnp.moveaxis(out, 1, 2).reshape(batch, n, heads * d)
+        return kernels.attend(*jnp.split(qkv, 3, axis=-1), scale, bias, mask_diagonal=mask_diagonal)
 
     one, other = with_gradients(packed), with_gradients(separate)
     for name in SETS:
@@ -146,7 +149,7 @@ def test_packed_is_the_same_attention(batch, heads, n, d, dtype, biased, mask_di
 @pytest.mark.parametrize("name", SETS)
 def test_a_lone_token_reads_itself(name):
     library.choose(name)
-    q, k, v = draw(0, (2, 3, 1, 5), (2, 3, 1, 5), (2, 3, 1, 4))
+    q, k, v = draw(0, (2, 1, 15), (2, 1, 15), (2, 1, 12))
     out = kernels.attend(q, k, v, jnp.ones(3), mask_diagonal=True)
     np.testing.assert_allclose(out, v, rtol=1e-6)
     unreadable = kernels.attend(q, k, v, jnp.ones(3), allowed=np.zeros((1, 1), bool))
@@ -166,10 +169,10 @@ def test_nan_and_infinity_go_where_they_go_without_us(name, where, value):
     allowed[..., 5] = False
 
     def ours(*args):
-        return kernels.attend(*args, allowed=allowed)
+        return kernels.attend(*map(tokens, args[:3]), args[3], allowed=allowed)
 
     def theirs(q, k, v, scale):
-        return layers.attend(q * scale[None, None, :, None, None], k, v, None, allowed[None])
+        return tokens(layers.attend_pure(q * scale[None, None, :, None, None], k, v, None, allowed[None]))
 
     for mine, their in zip(with_gradients(ours)(*args), with_gradients(theirs)(*args), strict=True):
         np.testing.assert_allclose(mine, their, rtol=1e-4, atol=1e-5)
@@ -229,7 +232,7 @@ def test_vmap_scan_and_grad():
     scale = jnp.asarray([[0.3, 0.5], [0.2, 0.1], [0.7, 0.6]])
 
     def attend(qkv, scale):
-        return kernels.attend_packed(qkv, scale, heads=2)
+        return kernels.attend_packed(qkv, scale)
 
     one_by_one = jnp.stack([attend(x, s) for x, s in zip(qkv, scale, strict=True)])
     np.testing.assert_allclose(jax.vmap(attend)(qkv, scale), one_by_one, rtol=1e-6)
@@ -248,7 +251,7 @@ def test_vmap_scan_and_grad():
 @needs_library
 def test_sums_over_the_batch_have_the_same_bits_every_time():
     qkv, bias, weight = draw(0, (37, 17, 3 * 3 * 8), (3, 17, 17), (37, 17, 24))
-    gradient = jax.jit(jax.grad(lambda bias: (kernels.attend_packed(qkv, jnp.ones(3), bias, heads=3) * weight).sum()))
+    gradient = jax.jit(jax.grad(lambda bias: (kernels.attend_packed(qkv, jnp.ones(3), bias) * weight).sum()))
     first = gradient(bias)
     for _ in range(5):
         np.testing.assert_array_equal(gradient(bias), first)
@@ -257,7 +260,7 @@ def test_sums_over_the_batch_have_the_same_bits_every_time():
 @needs_library
 def test_two_calls_at_once():
     qkv = draw(0, (16, 65, 3 * 4 * 16), (16, 65, 3 * 4 * 16))
-    run = jax.jit(jax.grad(lambda x: jnp.square(kernels.attend_packed(x, jnp.ones(4), heads=4)).sum()))
+    run = jax.jit(jax.grad(lambda x: jnp.square(kernels.attend_packed(x, jnp.ones(4))).sum()))
     alone = [run(x) for x in qkv]
     with ThreadPoolExecutor(4) as pool:
         for i, together in enumerate(pool.map(run, qkv * 10)):
@@ -266,14 +269,15 @@ def test_two_calls_at_once():
 
 @needs_library
 def test_what_does_not_fit_is_left_to_others():
-    q, k, v = draw(0, (2, 3, 4, 5), (2, 3, 6, 5), (2, 3, 6, 7))
-    assert kernels.attends(q, k, v, None, None)
-    wide = jnp.zeros((2, 3, 4, 129))
-    assert not kernels.attends(wide, wide, wide, None, None)
-    assert not kernels.attends(q.astype(jnp.float16), k.astype(jnp.float16), v.astype(jnp.float16), None, None)
-    assert not kernels.attends(q, k, v, jnp.zeros((2, 4, 6)), None)
-    assert not kernels.attends(q, k, v, None, np.ones((3, 4, 6), bool))  # a mask for each head
-    assert not kernels.attends(q[:0], k[:0], v[:0], None, None)
+    q, k, v = draw(0, (2, 4, 15), (2, 6, 15), (2, 6, 21))
+    assert kernels.attends(q, k, v, 3, None, None)
+    assert not kernels.attends(q, k, v, 2, None, None)
+    wide = jnp.zeros((2, 4, 3 * 129))
+    assert not kernels.attends(wide, wide, wide, 3, None, None)
+    assert not kernels.attends(q.astype(jnp.float16), k.astype(jnp.float16), v.astype(jnp.float16), 3, None, None)
+    assert not kernels.attends(q, k, v, 3, jnp.zeros((2, 4, 6)), None)
+    assert not kernels.attends(q, k, v, 3, None, np.ones((3, 4, 6), bool))  # a mask for each head
+    assert not kernels.attends(q[:0], k[:0], v[:0], 3, None, None)
     assert not kernels.attends_packed(jnp.zeros((2, 4, 20)), 3, None, None)
     assert not kernels.takes_rows(jnp.zeros((2, 0)))
     assert not kernels.takes_rows(jnp.zeros((2, 3), jnp.int32))
@@ -364,7 +368,7 @@ def test_on_a_mesh_of_two_devices():
         bias = jax.random.normal(jax.random.key(1), (2, 9, 9))
 
         def loss(x, bias):
-            y = kernels.attend_packed(x, jnp.ones(2), bias, heads=2)
+            y = kernels.attend_packed(x, jnp.ones(2), bias)
             y = kernels.bias_gelu(kernels.layer_norm(y, jnp.ones(10), jnp.zeros(10)), jnp.ones(10))
             return jnp.square(y).sum()
 
@@ -375,10 +379,10 @@ def test_on_a_mesh_of_two_devices():
         jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5), alone, together)
 
         over = jax.shard_map(
-            lambda x: kernels.attend_packed(x, jnp.ones(2), heads=2),
+            lambda x: kernels.attend_packed(x, jnp.ones(2)),
             mesh=mesh, in_specs=PartitionSpec("data"), out_specs=PartitionSpec("data"), check_vma=False,
         )
-        a, b = jax.jit(over)(jax.device_put(x, spread)), kernels.attend_packed(x, jnp.ones(2), heads=2)
+        a, b = jax.jit(over)(jax.device_put(x, spread)), kernels.attend_packed(x, jnp.ones(2))
         np.testing.assert_allclose(a, b, rtol=1e-6)
         print("alike", kernels.usable())
     """

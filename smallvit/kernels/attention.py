@@ -10,16 +10,17 @@ from smallvit.kernels.library import call, like, usable
 WIDEST = 128  # of one head
 
 
-def attends(q: Array, k: Array, v: Array, bias: Array | None, allowed: np.ndarray | None) -> bool:
+def attends(q: Array, k: Array, v: Array, heads: int, bias: Array | None, allowed: np.ndarray | None) -> bool:
     """Whether `attend` takes these."""
+    if not usable() or q.ndim < 2 or q.shape[-1] % heads or v.shape[-1] % heads:
+        return False
+    n, m = q.shape[-2], k.shape[-2]
     return (
-        usable()
-        and q.ndim >= 3
-        and q.dtype == k.dtype == v.dtype
-        and _fits(q.dtype, q.shape[-2], k.shape[-2], q.shape[-1], v.shape[-1])
+        q.dtype == k.dtype == v.dtype
+        and _fits(q.dtype, n, m, q.shape[-1] // heads, v.shape[-1] // heads)
         and _some(q.shape[:-2])
-        and _bias_fits(bias, q.shape[-3], q.shape[-2], k.shape[-2])
-        and (allowed is None or _groups(allowed, q.shape[:-3], q.shape[-2], k.shape[-2]) is not None)
+        and _bias_fits(bias, heads, n, m)
+        and (allowed is None or _groups(allowed, q.shape[:-2], n, m) is not None)
     )
 
 
@@ -37,22 +38,22 @@ def attends_packed(qkv: Array, heads: int, bias: Array | None, allowed: np.ndarr
 
 
 def attend(
-    q: Float[Array, "*lead h n d"],
-    k: Float[Array, "*lead h m d"],
-    v: Float[Array, "*lead h m e"],
+    q: Float[Array, "*lead n a"],
+    k: Float[Array, "*lead m a"],
+    v: Float[Array, "*lead m c"],
     scale: Float[Array, " h"],
     bias: Float[Array, "#h n m"] | None = None,
     allowed: Bool[np.ndarray, "*some n m"] | None = None,
     *,
     mask_diagonal: bool = False,
-) -> Float[Array, "*lead h n e"]:
-    """Attention per head; logits and sums in float32.
+) -> Float[Array, "*lead n c"]:
+    """Attention per head, one after the other in each token; logits and sums in float32.
 
     `allowed` broadcasts against (*lead, h, n, m), the same for all heads. With `mask_diagonal` query i does not read
     key i. A query with nothing left to read reads itself.
     """
-    lead = q.shape[:-3]
-    flat = (x.reshape(-1, *x.shape[-3:]) for x in (q, k, v))
+    lead = q.shape[:-2]
+    flat = (x.reshape(-1, *x.shape[-2:]) for x in (q, k, v))
     mask, diagonal = _mask(allowed, lead, q.shape[-2], k.shape[-2], mask_diagonal)
     out = _attend(diagonal, *flat, scale.astype(jnp.float32), _as_float32(bias), mask)
     return out.reshape(*lead, *out.shape[1:])
@@ -64,14 +65,13 @@ def attend_packed(
     bias: Float[Array, "#h n n"] | None = None,
     allowed: Bool[np.ndarray, "*some n n"] | None = None,
     *,
-    heads: int,
     mask_diagonal: bool = False,
 ) -> Float[Array, "*lead n c"]:
     """`attend` from one projection (q, k, v; in each, head after head) to what the output projection reads."""
     lead = qkv.shape[:-2]
     mask, diagonal = _mask(allowed, lead, qkv.shape[-2], qkv.shape[-2], mask_diagonal)
     flat = qkv.reshape(-1, *qkv.shape[-2:])
-    out = _attend_packed(heads, diagonal, flat, scale.astype(jnp.float32), _as_float32(bias), mask)
+    out = _attend_packed(diagonal, flat, scale.astype(jnp.float32), _as_float32(bias), mask)
     return out.reshape(*lead, *out.shape[1:])
 
 
@@ -132,7 +132,7 @@ def _attend_forward(
 ) -> tuple[Array, tuple]:
     results = [
         jax.ShapeDtypeStruct((*q.shape[:-1], v.shape[-1]), q.dtype),
-        jax.ShapeDtypeStruct(q.shape[:-1], jnp.float32),
+        jax.ShapeDtypeStruct((q.shape[0], *scale.shape, q.shape[1]), jnp.float32),
     ]
     extra = _extra(bias, mask)
     out, lse = call("attention_forward", results, q, k, v, scale, *extra, mask_diagonal=diagonal)
@@ -142,7 +142,7 @@ def _attend_forward(
 def _attend_backward(diagonal: bool, saved: tuple, dout: Array) -> tuple:
     q, k, v, scale, bias, mask, lse = saved
     extra = _extra(bias, mask)
-    results = [like(q), like(k), like(v), jax.ShapeDtypeStruct(q.shape[:2], jnp.float32), like(extra[0])]
+    results = [like(q), like(k), like(v), jax.ShapeDtypeStruct(lse.shape[:2], jnp.float32), like(extra[0])]
     dq, dk, dv, dscale, dbias = call(
         "attention_backward", results, q, k, v, scale, *extra, lse, dout, mask_diagonal=diagonal
     )
@@ -160,31 +160,29 @@ _attend.defvjp(_attend_forward, _attend_backward)
 
 
 def _packed_forward(
-    heads: int, diagonal: bool, qkv: Array, scale: Array, bias: Array | None, mask: Array | np.ndarray | None
+    diagonal: bool, qkv: Array, scale: Array, bias: Array | None, mask: Array | np.ndarray | None
 ) -> tuple[Array, tuple]:
     b, n, width = qkv.shape
     results = [
         jax.ShapeDtypeStruct((b, n, width // 3), qkv.dtype),
-        jax.ShapeDtypeStruct((b, heads, n), jnp.float32),
+        jax.ShapeDtypeStruct((b, *scale.shape, n), jnp.float32),
     ]
     extra = _extra(bias, mask)
     out, lse = call("packed_forward", results, qkv, scale, *extra, mask_diagonal=diagonal)
     return out, (qkv, scale, bias, mask, lse)
 
 
-def _packed_backward(heads: int, diagonal: bool, saved: tuple, dout: Array) -> tuple:
+def _packed_backward(diagonal: bool, saved: tuple, dout: Array) -> tuple:
     qkv, scale, bias, mask, lse = saved
     extra = _extra(bias, mask)
-    results = [like(qkv), jax.ShapeDtypeStruct((qkv.shape[0], heads), jnp.float32), like(extra[0])]
+    results = [like(qkv), jax.ShapeDtypeStruct(lse.shape[:2], jnp.float32), like(extra[0])]
     dqkv, dscale, dbias = call("packed_backward", results, qkv, scale, *extra, lse, dout, mask_diagonal=diagonal)
     return dqkv, dscale.sum(0), None if bias is None else dbias, None
 
 
-def _packed_out(
-    heads: int, diagonal: bool, qkv: Array, scale: Array, bias: Array | None, mask: Array | np.ndarray | None
-) -> Array:
-    return _packed_forward(heads, diagonal, qkv, scale, bias, mask)[0]
+def _packed_out(diagonal: bool, qkv: Array, scale: Array, bias: Array | None, mask: Array | np.ndarray | None) -> Array:
+    return _packed_forward(diagonal, qkv, scale, bias, mask)[0]
 
 
-_attend_packed = jax.custom_vjp(_packed_out, nondiff_argnums=(0, 1))
+_attend_packed = jax.custom_vjp(_packed_out, nondiff_argnums=(0,))
 _attend_packed.defvjp(_packed_forward, _packed_backward)

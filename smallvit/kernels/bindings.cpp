@@ -174,24 +174,26 @@ void read_rest(Attention& task, const ffi::AnyBuffer& scale, const ffi::AnyBuffe
   }
 }
 
-Attention read_separate(const ffi::AnyBuffer& q, const ffi::AnyBuffer& k, const ffi::AnyBuffer& v) {
-  need(q.dimensions().size() == 4 && k.dimensions().size() == 4 && v.dimensions().size() == 4,
-       "q, k and v must be (batch, heads, tokens, width)");
+Attention read_separate(const ffi::AnyBuffer& q, const ffi::AnyBuffer& k, const ffi::AnyBuffer& v, int64_t heads) {
+  need(q.dimensions().size() == 3 && k.dimensions().size() == 3 && v.dimensions().size() == 3,
+       "q, k and v must be (batch, tokens, heads * width)");
   need(q.element_type() == k.element_type() && q.element_type() == v.element_type(), "q, k and v must be of one type");
+  const int64_t all = q.dimensions()[2], values = v.dimensions()[2];
+  need(heads >= 1 && all % heads == 0 && values % heads == 0, "the heads must share q and v out evenly");
   Attention task;
   task.batch = q.dimensions()[0];
-  task.heads = q.dimensions()[1];
-  task.n = q.dimensions()[2];
-  task.d = q.dimensions()[3];
-  task.m = k.dimensions()[2];
-  task.e = v.dimensions()[3];
-  need(is(k, {task.batch, task.heads, task.m, task.d}) && is(v, {task.batch, task.heads, task.m, task.e}),
-       "k must be (batch, heads, m, d) and v (batch, heads, m, e)");
+  task.heads = heads;
+  task.n = q.dimensions()[1];
+  task.d = all / heads;
+  task.m = k.dimensions()[1];
+  task.e = values / heads;
+  need(is(k, {task.batch, task.m, all}) && is(v, {task.batch, task.m, values}),
+       "k must be (batch, m, heads * d) and v (batch, m, heads * e)");
   return task;
 }
 
 View separate(const Attention& task, void* data, int64_t tokens, int64_t width) {
-  return {data, task.heads * tokens * width, tokens * width, width};
+  return {data, tokens * task.heads * width, width, task.heads * width};
 }
 
 Attention read_packed(const ffi::AnyBuffer& qkv, int64_t heads) {
@@ -281,10 +283,10 @@ ffi::Error attention_forward(ffi::ThreadPool pool, ffi::AnyBuffer q, ffi::AnyBuf
                              ffi::AnyBuffer scale, ffi::AnyBuffer bias, ffi::AnyBuffer mask,
                              ffi::Result<ffi::AnyBuffer> out, ffi::Result<ffi::AnyBuffer> lse, bool mask_diagonal) {
   return guarded([&] {
-    Attention task = read_separate(q, k, v);
+    Attention task = read_separate(q, k, v, scale.element_count());
     read_rest(task, scale, bias, mask, mask_diagonal);
-    need(is(*out, {task.batch, task.heads, task.n, task.e}) && out->element_type() == q.element_type(),
-         "out must be (batch, heads, n, e)");
+    need(is(*out, {task.batch, task.n, task.heads * task.e}) && out->element_type() == q.element_type(),
+         "out must be (batch, n, heads * e)");
     task.lse = sized(lse, {task.batch, task.heads, task.n});
     task.q = separate(task, q.untyped_data(), task.n, task.d);
     task.k = separate(task, k.untyped_data(), task.m, task.d);
@@ -300,10 +302,10 @@ ffi::Error attention_backward(ffi::ThreadPool pool, ffi::AnyBuffer q, ffi::AnyBu
                               ffi::Result<ffi::AnyBuffer> dv, ffi::Result<ffi::AnyBuffer> dscale,
                               ffi::Result<ffi::AnyBuffer> dbias, bool mask_diagonal) {
   return guarded([&] {
-    Attention task = read_separate(q, k, v);
+    Attention task = read_separate(q, k, v, scale.element_count());
     read_rest(task, scale, bias, mask, mask_diagonal);
-    need(is(dout, {task.batch, task.heads, task.n, task.e}) && dout.element_type() == q.element_type(),
-         "dout must be (batch, heads, n, e)");
+    need(is(dout, {task.batch, task.n, task.heads * task.e}) && dout.element_type() == q.element_type(),
+         "dout must be (batch, n, heads * e)");
     need(is(lse, {task.batch, task.heads, task.n}), "lse must be (batch, heads, n)");
     task.lse = const_cast<float*>(floats(lse));
     task.dscale = sized(dscale, {task.batch, task.heads});

@@ -113,13 +113,13 @@ def attend(
     mask_diagonal: bool = False,
 ) -> Float[Array, "*lead n e"]:
     """Attention without a map to look at; its arguments are those of `Attend`."""
-    if k is None and kernels.attends_packed(q, heads, bias, allowed):
-        scale = jnp.broadcast_to(scale, (heads,))
-        return kernels.attend_packed(q, scale, bias, allowed, heads=heads, mask_diagonal=mask_diagonal)
+    scales = jnp.broadcast_to(scale, (heads,))
+    if k is None or v is None:
+        if kernels.attends_packed(q, heads, bias, allowed):
+            return kernels.attend_packed(q, scales, bias, allowed, mask_diagonal=mask_diagonal)
+    elif kernels.attends(q, k, v, heads, bias, allowed):
+        return kernels.attend(q, k, v, scales, bias, allowed, mask_diagonal=mask_diagonal)
     q, k, v = _head_major(q, k, v, heads)
-    if kernels.attends(q, k, v, bias, allowed):
-        scale = jnp.broadcast_to(scale, (heads,))
-        return _token_major(kernels.attend(q, k, v, scale, bias, allowed, mask_diagonal=mask_diagonal))
     bias = None if bias is None else align(bias, q)
     return _token_major(attend_pure(_scaled(q, scale), k, v, bias, _keep(q, k, allowed, mask_diagonal=mask_diagonal)))
 
