@@ -164,7 +164,8 @@ def test_many_devices_and_processes_train_the_same_model(
     ]
     printed = [process.communicate(timeout=300) for process in together]
     assert [process.returncode for process in together] == [0, 0], printed
-    assert [line for line in printed[1][0].splitlines() if not line.startswith("[Gloo]")] == []
+    # Only the first speaks; what connects them has a line for each device, which several threads may break up.
+    assert [line for line in printed[1][0].splitlines() if "[Gloo]" not in line and "peer ranks" not in line] == []
     np.testing.assert_allclose(losses(tmp_path / "two"), losses(reference), atol=2e-5)
 
     # What two processes wrote, one device goes on with: the last epoch anew.
