@@ -27,11 +27,12 @@ CHANGES: dict[str, list[dict[str, Any]]] = {
     "batch": [{"batch": 16}, {"batch": 256}],
     "tokens (image size)": [{"image_size": 16}, {"image_size": 64}],
     "depth": [{"depth": 3}, {"depth": 18}],
+    "parts of a batch": [{"accumulate": 2}, {"accumulate": 4}],
     "width (dim)": [{"dim": 96, "mlp_dim": 192, "heads": 6}, {"dim": 384, "mlp_dim": 768, "heads": 24}],
 }
 
 
-def build(batch: int = 64, image_size: int = 32, **fields: Any) -> tuple[Any, list[Any]]:
+def build(batch: int = 64, image_size: int = 32, accumulate: int = 1, **fields: Any) -> tuple[Any, list[Any]]:
     """A jitted step, not compiled yet, and its arguments."""
     model = smallvit.create_model("sl_vit_small_data", num_classes=100, image_size=image_size, patch_size=4, **fields)
     images = np.random.default_rng(0).standard_normal((batch, image_size, image_size, 3), np.float32)
@@ -40,12 +41,25 @@ def build(batch: int = 64, image_size: int = 32, **fields: Any) -> tuple[Any, li
     params = jax.jit(model.init)(jax.random.key(0), images[:1])
     state = (params, jax.jit(optimizer.init)(params))
 
-    def step(state: Any, images: Any, labels: Any) -> tuple[Any, Any]:
+    def gradient(params: Any, images: Any, labels: Any) -> Any:
         def loss(params: Any) -> Any:
             logits = model.apply(params, images, train=True, rngs={"dropout": jax.random.key(1)})
             return optax.softmax_cross_entropy_with_integer_labels(jnp.asarray(logits), labels).mean()
 
-        value, grads = jax.value_and_grad(loss)(state[0])
+        return jax.value_and_grad(loss)(params)
+
+    def step(state: Any, images: Any, labels: Any) -> tuple[Any, Any]:
+        if accumulate == 1:
+            value, grads = gradient(state[0], images, labels)
+        else:
+            # As `smallvit train --accumulate`: one part after the other.
+            def part(total: Any, inputs: Any) -> tuple[Any, Any]:
+                value, grads = gradient(state[0], *inputs)
+                return jax.tree.map(jnp.add, total, grads), value
+
+            parts = [x.reshape(accumulate, -1, *x.shape[1:]) for x in (images, labels)]
+            grads, values = jax.lax.scan(part, jax.tree.map(jnp.zeros_like, state[0]), parts)
+            value = values.mean()
         updates, moments = optimizer.update(grads, state[1], state[0])
         return (optax.apply_updates(state[0], updates), moments), value
 

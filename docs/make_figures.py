@@ -44,7 +44,7 @@ def attention_map(lsa: bool) -> np.ndarray:
     attend = Attend(lsa=lsa)
     # Queries resemble their own keys, as they do in a trained ViT: self-attention drowns the rest.
     variables = {"params": {"temperature": jnp.full((1,), 0.45)}} if lsa else {}
-    _, state = attend.apply(variables, tokens, tokens, tokens, same_tokens=True, mutable="intermediates")
+    _, state = attend.apply(variables, *[tokens[:, 0]] * 3, heads=1, same_tokens=True, mutable="intermediates")
     return np.asarray(state["intermediates"]["attention"][0][0, 0])
 
 

@@ -10,7 +10,7 @@ Axes have the same letters everywhere, in einops, in einsum and in types:
 
 from smallvit.layers.attention import Attend, Attention, HeadMix, LSAOption
 from smallvit.layers.block import MLP, Block, DropPath, LayerScale, ramp
-from smallvit.layers.classifier import Classifier
+from smallvit.layers.classifier import Classifier, SequenceClassifier
 from smallvit.layers.conv import BatchNorm, Conv, ConvNorm
 from smallvit.layers.dense import Dense, Factory, LayerNorm
 from smallvit.layers.patch import (
@@ -64,6 +64,7 @@ __all__ = [
     "RelativeBias",
     "SPTOption",
     "SPTPool",
+    "SequenceClassifier",
     "Size",
     "WindowAttention",
     "check_image",

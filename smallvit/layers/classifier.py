@@ -40,10 +40,21 @@ class Classifier(nn.Module, kw_only=True):
         """Of the features what `pooled` reads; an architecture may know how to save itself the rest."""
         return self.features(image, train=train)
 
-    def first_tokens(self) -> int | None:
-        """How many of the last block's tokens `read` needs: a class token, unless its map is looked at; None is all."""
-        return 1 if self.pool == "cls" and not self.is_mutable_collection("intermediates") else None
-
     def pooled(self, tokens: Float[Array, "b n d"], *, train: bool = False) -> Float[Array, "b k"]:
         """One vector an image, which the head reads."""
         return pool_tokens(tokens, self.pool)
+
+
+class SequenceClassifier(Classifier, kw_only=True):
+    """One whose last block can leave out what nobody reads; an architecture fills in `tokens`."""
+
+    def features(self, image: Images, *, train: bool = False) -> Float[Array, "b n d"]:
+        return self.tokens(image, None, train)
+
+    def read(self, image: Images, *, train: bool = False) -> Float[Array, "b n d"]:
+        class_alone = self.pool == "cls" and not self.is_mutable_collection("intermediates")
+        return self.tokens(image, 1 if class_alone else None, train)
+
+    def tokens(self, image: Images, first: int | None, train: bool) -> Float[Array, "b n d"]:
+        """The features; with `first`, only so many tokens leave the last block."""
+        raise NotImplementedError

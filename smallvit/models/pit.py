@@ -13,7 +13,6 @@ from smallvit.layers import (
     Attend,
     Attention,
     Block,
-    Classifier,
     ClassToken,
     Dense,
     Factory,
@@ -22,6 +21,7 @@ from smallvit.layers import (
     LSAOption,
     Pool,
     PositionEmbed,
+    SequenceClassifier,
     Size,
     SPTOption,
     SPTPool,
@@ -35,7 +35,7 @@ from smallvit.layers import (
 from smallvit.registry import register
 
 
-class PiT(Classifier, kw_only=True):
+class PiT(SequenceClassifier, kw_only=True):
     image_size: Size
     patch_size: Size
     stride: Size | None = None  # None is half the patch, the authors' choice
@@ -58,14 +58,8 @@ class PiT(Classifier, kw_only=True):
     spt_pool: bool = True  # SPT pools too
     lsa: LSAOption = False
 
-    def features(self, image: Images, *, train: bool = False) -> Float[Array, "b n d"]:
-        return self._tokens(image, None, train)
-
-    def read(self, image: Images, *, train: bool = False) -> Float[Array, "b n d"]:
-        return self._tokens(image, self.first_tokens(), train)
-
     @nn.compact
-    def _tokens(self, image: Images, first: int | None, train: bool) -> Float[Array, "b n d"]:
+    def tokens(self, image: Images, first: int | None, train: bool) -> Float[Array, "b n d"]:
         image = check_image(image, self.image_size, self.dtype)
         heads, mlp_dims = (per_stage(name, getattr(self, name), len(self.depth)) for name in ("heads", "mlp_dim"))
         norm = partial(LayerNorm, epsilon=self.norm_eps, dtype=self.dtype)

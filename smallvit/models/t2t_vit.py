@@ -17,7 +17,6 @@ from smallvit.layers import (
     Attend,
     Attention,
     Block,
-    Classifier,
     ClassToken,
     Dense,
     Factory,
@@ -25,6 +24,7 @@ from smallvit.layers import (
     LayerNorm,
     LSAOption,
     Pool,
+    SequenceClassifier,
     Size,
     SPTOption,
     check_image,
@@ -35,7 +35,7 @@ from smallvit.layers import (
 from smallvit.registry import register
 
 
-class T2TViT(Classifier, kw_only=True):
+class T2TViT(SequenceClassifier, kw_only=True):
     image_size: Size
     dim: int
     depth: int
@@ -55,14 +55,8 @@ class T2TViT(Classifier, kw_only=True):
     spt_shift: Size | None = None  # None is half its stride
     lsa: LSAOption = False
 
-    def features(self, image: Images, *, train: bool = False) -> Float[Array, "b n d"]:
-        return self._tokens(image, None, train)
-
-    def read(self, image: Images, *, train: bool = False) -> Float[Array, "b n d"]:
-        return self._tokens(image, self.first_tokens(), train)
-
     @nn.compact
-    def _tokens(self, image: Images, first: int | None, train: bool) -> Float[Array, "b n d"]:
+    def tokens(self, image: Images, first: int | None, train: bool) -> Float[Array, "b n d"]:
         image = check_image(image, self.image_size, self.dtype)
         if not self.t2t_layers:
             raise ValueError("t2t_layers is empty: give a (kernel, stride) for each soft split, at least one")

@@ -16,7 +16,6 @@ from smallvit.layers import (
     Attend,
     Attention,
     Block,
-    Classifier,
     ClassToken,
     Dense,
     Factory,
@@ -26,6 +25,7 @@ from smallvit.layers import (
     PatchMerger,
     Pool,
     PositionEmbed,
+    SequenceClassifier,
     Size,
     SPTOption,
     check_image,
@@ -36,7 +36,7 @@ from smallvit.layers import (
 from smallvit.registry import register
 
 
-class ViT(Classifier, kw_only=True):
+class ViT(SequenceClassifier, kw_only=True):
     image_size: Size
     patch_size: Size
     dim: int
@@ -60,14 +60,8 @@ class ViT(Classifier, kw_only=True):
     spt_shift: Size | None = None
     lsa: LSAOption = False
 
-    def features(self, image: Images, *, train: bool = False) -> Float[Array, "b n d"]:
-        return self._tokens(image, None, train)
-
-    def read(self, image: Images, *, train: bool = False) -> Float[Array, "b n d"]:
-        return self._tokens(image, self.first_tokens(), train)
-
     @nn.compact
-    def _tokens(self, image: Images, first: int | None, train: bool) -> Float[Array, "b n d"]:
+    def tokens(self, image: Images, first: int | None, train: bool) -> Float[Array, "b n d"]:
         image = check_image(image, self.image_size, self.dtype)
         if self.patch_merge_layer is not None and not 1 <= self.patch_merge_layer <= self.depth:
             raise ValueError(f"patch_merge_layer={self.patch_merge_layer} must be from 1 to depth={self.depth}")
