@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from smallvit.layers import BatchNorm, Conv
+from smallvit.layers.conv import depthwise_conv
 
 
 def test_padding_is_the_same_on_all_sides():
@@ -47,3 +48,22 @@ def test_batch_norm_computes_in_float32_and_returns_its_dtype():
     assert out.dtype == jnp.bfloat16
     assert {leaf.dtype for leaf in jax.tree.leaves(state)} == {jnp.dtype("float32")}
     np.testing.assert_allclose(state["batch_stats"]["mean"], 100.0, atol=0.1)
+
+
+@pytest.mark.parametrize(
+    "size, kernel, stride, padding, copies", [((7, 8), 3, 2, 1, 2), ((5, 6), 3, 1, 1, 1), ((8, 8), 2, 2, 0, 1)]
+)
+def test_the_derivative_of_a_depthwise_convolution_is_autodiffs(size, kernel, stride, padding, copies):
+    x = jax.random.normal(jax.random.key(0), (2, *size, 3))
+    weights = jax.random.normal(jax.random.key(1), (kernel, kernel, 1, 3 * copies))
+
+    def plain(x, weights):
+        return jax.lax.conv_general_dilated(
+            x, weights, (stride, stride), [(padding, padding)] * 2, None, None, ("NHWC", "HWIO", "NHWC"), 3
+        )
+
+    want, pull = jax.vjp(plain, x, weights)
+    got, pull_ours = jax.vjp(lambda x, w: depthwise_conv(x, w, (stride, stride), (padding, padding)), x, weights)
+    np.testing.assert_array_equal(got, want)
+    for ours, theirs in zip(pull_ours(want), pull(want), strict=True):
+        np.testing.assert_allclose(ours, theirs, atol=1e-4)

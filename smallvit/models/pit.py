@@ -14,6 +14,7 @@ from smallvit.layers import (
     Attention,
     Block,
     ClassToken,
+    Conv,
     Dense,
     Factory,
     Images,
@@ -133,12 +134,9 @@ class ConvPool(nn.Module):
     @nn.compact
     def __call__(self, x: Float[Array, "b n d"]) -> Float[Array, "b m k"]:
         h, w = self.grid
-        prefix, channels = x.shape[1] - h * w, x.shape[2]
+        prefix = x.shape[1] - h * w
         tokens = rearrange(x[:, prefix:], "b (h w) d -> b h w d", h=h)
-        conv = partial(
-            nn.Conv, feature_group_count=channels, kernel_init=nn.initializers.xavier_normal(), dtype=x.dtype
-        )
-        tokens = conv(self.dim, (3, 3), (2, 2), padding=1, name="conv")(tokens)
+        tokens = Conv(self.dim, 3, 2, padding=1, depthwise=True, dtype=x.dtype, name="conv")(tokens)
         tokens = rearrange(tokens, "b h w d -> b (h w) d")
         if self.project:
             tokens = self.dense(self.dim, name="dense")(tokens)
