@@ -81,32 +81,33 @@ class Subject:
 
 
 @cache
-def plain_subject(name: str) -> Subject:
+def subject(name: str, add_ons: str) -> Subject:
     case = CASES[name]
+    if add_ons == "sl":
+        return Subject(case, case.draw, spt=True, lsa=True)
     images = np.zeros((1, *case.size, case.channels), np.float32)
     return Subject(case, lambda model: jax.jit(model.init)(jax.random.key(0), images), spt=False, lsa=False)
 
 
-@cache
-def sl_subject(name: str) -> Subject:
-    case = CASES[name]
-    return Subject(case, case.draw, spt=True, lsa=True)
+def rows(*add_ons: str) -> list[Any]:
+    return [
+        pytest.param((name, each), id=f"{name}-{each}", marks=pytest.mark.xdist_group(f"{name}-{each}"))
+        for name, case in CASES.items()
+        for each in add_ons
+        if case.both or each == "sl"
+    ]
 
 
-def rows(*names: str) -> list[Any]:
-    return [pytest.param(name, id=name, marks=pytest.mark.xdist_group(name)) for name in names]
+@pytest.fixture(params=rows("plain", "sl"))
+def it(request: pytest.FixtureRequest) -> Subject:
+    """As it is initialised without SPT and LSA, and with both."""
+    return subject(*request.param)
 
 
-@pytest.fixture(params=rows(*(name for name, case in CASES.items() if case.both)))
-def plain(request: pytest.FixtureRequest) -> Subject:
-    """As it is initialised, without SPT and LSA."""
-    return plain_subject(request.param)
-
-
-@pytest.fixture(params=rows(*CASES))
+@pytest.fixture(params=rows("sl"))
 def sl(request: pytest.FixtureRequest) -> Subject:
     """For what SPT and LSA can only make harder."""
-    return sl_subject(request.param)
+    return subject(*request.param)
 
 
 def test_every_registered_class_has_a_row():
@@ -114,59 +115,53 @@ def test_every_registered_class_has_a_row():
     assert {preset.cls for preset in PRESETS.values()} <= rows
 
 
-def test_shape_and_finite(plain: Subject):
-    out = plain.evaluate(plain.variables, plain.images)
+def test_shape_and_finite(it: Subject):
+    out = it.evaluate(it.variables, it.images)
     assert out.shape == (BATCH, 7)
     assert out.dtype == np.float32
     assert np.isfinite(out).all()
 
 
-def test_trains_without_the_add_ons(plain: Subject):
-    out, parameters, _ = jax.eval_shape(plain._train, plain.variables, plain.images, jax.random.key(0))
-    assert out.shape == (BATCH, 7)
-    assert parameters == jax.eval_shape(lambda: plain.variables["params"])
-
-
-def test_depends_on_every_part_of_the_image(sl: Subject):
+def test_depends_on_every_part_of_the_image(it: Subject):
     # Several keys, here and below: stochastic depth may leave a branch out for the whole batch.
-    gradient = np.max([np.abs(sl.train(seed)[2]) for seed in range(4)], axis=0)
-    height, width = sl.case.size
+    gradient = np.max([np.abs(it.train(seed)[2]) for seed in range(4)], axis=0)
+    height, width = it.case.size
     for i in (0, height // 2):
         for j in (0, width // 2):
             assert gradient[:, i : i + height // 2, j : j + width // 2].max() > 1e-6
 
 
-def test_evaluation_is_deterministic(sl: Subject):
-    np.testing.assert_array_equal(sl.evaluate(sl.variables, sl.images), sl.evaluate(sl.variables, sl.images))
+def test_evaluation_is_deterministic(it: Subject):
+    np.testing.assert_array_equal(it.evaluate(it.variables, it.images), it.evaluate(it.variables, it.images))
 
 
-def test_training_is_random(sl: Subject):
-    a, b = sl.train(0)[0], sl.train(1)[0]
+def test_training_is_random(it: Subject):
+    a, b = it.train(0)[0], it.train(1)[0]
     assert np.abs(a - b).max() > 1e-4
-    np.testing.assert_array_equal(a, sl._train(sl.variables, sl.images, jax.random.key(0))[0])
+    np.testing.assert_array_equal(a, it._train(it.variables, it.images, jax.random.key(0))[0])
 
 
-def test_images_of_a_batch_are_independent(sl: Subject):
-    others = sl.images.copy()
+def test_images_of_a_batch_are_independent(it: Subject):
+    others = it.images.copy()
     others[1] = 0.5
-    out, changed = sl.evaluate(sl.variables, sl.images), sl.evaluate(sl.variables, others)
+    out, changed = it.evaluate(it.variables, it.images), it.evaluate(it.variables, others)
     np.testing.assert_allclose(out[[0, 2]], changed[[0, 2]], atol=1e-6)
     assert np.abs(out[1] - changed[1]).max() > 1e-4
 
 
-def test_every_parameter_gets_a_gradient(sl: Subject):
-    gradients = [sl.train(seed)[1] for seed in range(4)]
+def test_every_parameter_gets_a_gradient(it: Subject):
+    gradients = [it.train(seed)[1] for seed in range(4)]
     for path in gradients[0]:
         assert all(np.isfinite(gradient[path]).all() for gradient in gradients), path
-        idle = sl.case.idle is not None and path.startswith(sl.case.idle)
+        idle = it.case.idle is not None and path.startswith(it.case.idle)
         assert any(np.abs(gradient[path]).max() > 0 for gradient in gradients) != idle, path
 
 
-def test_no_second_compile(sl: Subject):
-    sl.evaluate(sl.variables, sl.images)
-    before = sl.traces
-    sl.evaluate(jax.tree.map(lambda x: np.asarray(x) + 1, sl.variables), sl.images * 2)
-    assert sl.traces == before
+def test_no_second_compile(it: Subject):
+    it.evaluate(it.variables, it.images)
+    before = it.traces
+    it.evaluate(jax.tree.map(lambda x: np.asarray(x) + 1, it.variables), it.images * 2)
+    assert it.traces == before
 
 
 def test_bfloat16_reaches_every_layer(sl: Subject):
@@ -185,8 +180,6 @@ def test_bfloat16_reaches_every_layer(sl: Subject):
     # What works on attention maps stays in float32, as the softmax does.
     maps = re.compile(r"/(pre|post|bias)/|attend/dropout/")
     assert [path for path, leaf in outputs.items() if leaf.dtype != jnp.bfloat16 and not maps.search(path)] == []
-    if not sl.case.both:  # the layers are those of another row
-        return
     out = np.asarray(jax.jit(model.apply)(sl.variables, sl.images))
     assert out.dtype == jnp.bfloat16
     np.testing.assert_allclose(out.astype(np.float32), sl.evaluate(sl.variables, sl.images), atol=0.15, rtol=0.1)

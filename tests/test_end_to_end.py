@@ -28,7 +28,6 @@ def typed(env: dict[str, str], *args: object, code: int = 0) -> subprocess.Compl
 
 
 def test_from_training_to_the_browser(env: dict[str, str], tmp_path: Path, request: pytest.FixtureRequest):
-    env = {**env, "JAX_DISABLE_MOST_OPTIMIZATIONS": "1"}  # it compiles far more than it computes
     run, photos = tmp_path / "short", tmp_path / "photos"
     typed(env, "train", *TINY, "--epochs", 0.2, "--learning-rate", 0.01, "--runs", tmp_path, "--name", "short")
     result = json.loads((run / "result.json").read_text())

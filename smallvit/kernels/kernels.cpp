@@ -474,16 +474,21 @@ void attention_backward(const Attention& task, int64_t b, int64_t h, float* dbia
   task.dscale[b * task.heads + h] = sum(dscale);
 }
 
-// (mean, 1 / standard deviation) of a row, in two passes.
+// (mean, 1 / standard deviation) of a row. What rounding has left in the mean is the mean of the differences from it,
+// and counts where a row is nearly flat.
 struct Moments {
   float mean, inverse;
 };
 
 template <class T>
 INLINE Moments moments(const T* x, int64_t d, float epsilon) {
-  const float mean = sum(add_up(d, [&](int64_t j, auto count) INLINE_LAMBDA { return load(x + j, count); })) / d;
+  const float rough = sum(add_up(d, [&](int64_t j, auto count) INLINE_LAMBDA { return load(x + j, count); })) / d;
+  auto centred = [&](float mean, int64_t j, auto count)
+                     INLINE_LAMBDA { return first(load(x + j, count) - mean, count, 0.0f); };
+  const float mean =
+      rough + sum(add_up(d, [&](int64_t j, auto count) INLINE_LAMBDA { return centred(rough, j, count); })) / d;
   V squares = add_up(d, [&](int64_t j, auto count) INLINE_LAMBDA {
-    V y = first(load(x + j, count) - mean, count, 0.0f);
+    V y = centred(mean, j, count);
     return y * y;
   });
   return {mean, 1.0f / sqrtf(sum(squares) / d + epsilon)};
