@@ -4,9 +4,10 @@ import errno
 import io
 import os
 import sys
+from collections.abc import Iterable
 from math import isfinite
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, TypeVar
 
 import tyro
 from rich.console import Console
@@ -24,6 +25,7 @@ Paths = Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="
 # An output that need not be given; - is standard output.
 File = Annotated[str | None, tyro.conf.arg(metavar="FILE", help_behavior_hint="")]
 
+T = TypeVar("T")
 MOST_CLASSES = 20  # on the screen
 
 
@@ -174,12 +176,10 @@ def predict(
     named = find_images([path for path in paths if path != "-"])
     keep_compiled()
     predictor = Predictor(run)
-    files = [*named, *([io.BytesIO(sys.stdin.buffer.read())] if "-" in paths else [])]
+    files = _with_standard_input(named, paths)
 
     predictions, unreadable = [], 0
-    watched = Console(stderr=True)
-    results = predict_files(predictor, files, top)
-    for each in track(results, "", len(files), console=watched, transient=True, disable=not watched.is_terminal):
+    for each in _watched(predict_files(predictor, files, top), len(files)):
         if isinstance(each, Prediction):
             predictions.append(each)
         else:
@@ -320,12 +320,10 @@ def explain(
         return
 
     explainer = explained.Explainer(runs, layer=layer, heads=heads)
-    files = [*named, *([io.BytesIO(sys.stdin.buffer.read())] if "-" in paths else [])]
+    files = _with_standard_input(named, paths)
     targets = explained.picture_names(files, out)
     table, unreadable = _table("picture", *explainer.models), 0
-    watched = Console(stderr=True)
-    results = track(explainer(files), "", len(files), console=watched, transient=True, disable=not watched.is_terminal)
-    for target, each in zip(targets, results, strict=True):
+    for target, each in zip(targets, _watched(explainer(files), len(files)), strict=True):
         if isinstance(each, Unreadable):
             unreadable += 1
             print(f"smallvit: {each.reason}", file=sys.stderr)
@@ -352,6 +350,16 @@ def doctor() -> None:
     _screen().print(table)
     if any(each.wrong for each in findings):
         sys.exit(1)
+
+
+def _with_standard_input(named: list[Path], paths: tuple[str, ...]) -> list[Path | io.BytesIO]:
+    return [*named, *([io.BytesIO(sys.stdin.buffer.read())] if "-" in paths else [])]
+
+
+def _watched(results: Iterable[T], number: int) -> Iterable[T]:
+    """With a bar, where somebody looks."""
+    console = Console(stderr=True)
+    return track(results, "", number, console=console, transient=True, disable=not console.is_terminal)
 
 
 def _screen() -> Console:

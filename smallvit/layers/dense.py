@@ -43,7 +43,7 @@ class Dense(nn.Module):
 
 
 def product(x: Float[Array, "n d"], kernel: Float[Array, "d k"]) -> Float[Array, "n k"]:
-    """The matrix product, added up in float32 at least."""
+    """The matrix product, added up in float32 at least; the kernels' way rounds the sum to bfloat16 at once."""
     if x.dtype == jnp.bfloat16 and kernels.takes_rows(x):
         return _bfloat16_product(x, kernel)
     return jnp.dot(x, kernel, preferred_element_type=at_least_float32(x.dtype))

@@ -39,7 +39,7 @@ def finish(
     split = data.test or data.val
     scores = evaluate(saved, split)
     which = "test" if data.test else "validation"
-    say(f"{which} accuracy {scores.top1:.2f} %, with the model of epoch {best['epoch']:.3g}")
+    say(f"{which} accuracy {scores.top1:.2f} %, with the model of epoch {best['epoch']:.1f}")
 
     pictures(folder, config, saved, data.train, split, scores, rows)
     last = rows[-1]
