@@ -213,6 +213,51 @@ def test_rows(rows, d, dtype, offset, seed):
 
 
 @needs_library
+@few
+@given(
+    rows=st.one_of(st.integers(kernels.FEWEST, 60), st.just(450)),
+    d=st.one_of(st.integers(1, 40), st.sampled_from([130, 257, 800, 1601])),
+    width=st.one_of(st.integers(1, 70), st.just(300)),
+    dtype=st.sampled_from(["float32", "bfloat16"]),
+    biased=st.booleans(),
+    gelu=st.booleans(),
+    seed=st.integers(0, 99),
+)
+def test_dense(rows, d, width, dtype, biased, gelu, seed):
+    (x, weights), (bias,) = draw(seed, (rows, d), (d, width), dtype=dtype), draw(seed + 1, (width,))
+    weights = jnp.asarray(np.asarray(weights, np.float32) / d**0.5, dtype)
+    floats = (x, weights, bias) if biased else (x, weights)
+
+    def theirs(x, weights, bias=None):
+        y = jnp.dot(x, weights, precision="highest", preferred_element_type=jnp.float32)
+        y = y if bias is None else y + bias[None]
+        return (jax.nn.gelu(y, approximate=False) if gelu else y).astype(dtype)
+
+    def ours(x, weights, bias=None):
+        return kernels.dense(x, weights, bias, gelu=gelu)
+
+    run, expected = with_gradients(ours), with_gradients(theirs)(*floats)
+    for name in SETS:
+        library.choose(name)
+        same(run(*floats), expected, TOLERANCE[dtype])
+        same((ours(*floats),), expected[:1], TOLERANCE[dtype])  # without gradients it does not keep what they need
+
+
+@needs_library
+@pytest.mark.parametrize("name", SETS)
+def test_a_row_that_is_not_finite_stays_by_itself(name):
+    library.choose(name)
+    x, weights = draw(0, (20, 9), (9, 5))
+    x = x.at[3, 2].set(np.nan).at[7, 8].set(np.inf)
+    clean = np.delete(np.arange(20), [3, 7])
+    np.testing.assert_allclose(
+        kernels.dense(x, weights)[clean], jnp.dot(x, weights, precision="highest")[clean], rtol=1e-5, atol=1e-5
+    )
+    assert np.isnan(kernels.dense(x, weights)[3]).all()
+    assert np.isinf(kernels.dense(x, weights)[7]).all()
+
+
+@needs_library
 @pytest.mark.parametrize("name", SETS)
 def test_gelu_is_exact(name):
     library.choose(name)
@@ -240,7 +285,7 @@ def test_vmap_scan_and_grad():
     def loss(weight, unroll):
         def layer(x, w):
             y = kernels.layer_norm(x, jnp.ones(10), jnp.zeros(10))
-            return x + attend(jnp.dot(y, w), scale[0]), None
+            return x + attend(kernels.dense(y.reshape(-1, 10), w).reshape(4, 6, 30), scale[0]), None
 
         return jnp.square(jax.lax.scan(layer, qkv[0, ..., :10], weight, unroll=unroll)[0]).sum()
 
@@ -255,6 +300,12 @@ def test_sums_over_the_batch_have_the_same_bits_every_time():
     first = gradient(bias)
     for _ in range(5):
         np.testing.assert_array_equal(gradient(bias), first)
+    x, weights = draw(0, (700, 50), (50, 70))
+    gradients = jax.jit(jax.grad(lambda *args: jnp.square(kernels.dense(*args)).sum(), (0, 1)))
+    first = gradients(x, weights)
+    for _ in range(5):
+        for again, before in zip(gradients(x, weights), first, strict=True):
+            np.testing.assert_array_equal(again, before)
 
 
 @needs_library
@@ -279,6 +330,9 @@ def test_what_does_not_fit_is_left_to_others():
     assert not kernels.attends(q, k, v, 3, None, np.ones((3, 4, 6), bool))  # a mask for each head
     assert not kernels.attends(q[:0], k[:0], v[:0], 3, None, None)
     assert not kernels.attends_packed(jnp.zeros((2, 4, 20)), 3, None, None)
+    assert not kernels.multiplies(jnp.zeros((kernels.FEWEST - 1, 3)), jnp.zeros((3, 2)))
+    assert not kernels.multiplies(jnp.zeros((20, 0)), jnp.zeros((0, 2)))
+    assert not kernels.multiplies(jnp.zeros((20, 3), jnp.float16), jnp.zeros((3, 2), jnp.float16))
     assert not kernels.takes_rows(jnp.zeros((2, 0)))
     assert not kernels.takes_rows(jnp.zeros((2, 3), jnp.int32))
 

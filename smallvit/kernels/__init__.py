@@ -5,9 +5,11 @@ A caller asks first, then calls: `if attends(q, k, v, bias, allowed): return att
 
 from smallvit.kernels.attention import attend, attend_packed, attends, attends_packed
 from smallvit.kernels.library import VARIABLE, Status, disabled, status, usable
+from smallvit.kernels.linear import FEWEST, dense, multiplies
 from smallvit.kernels.rows import bias_gelu, layer_norm, takes_rows, transpose
 
 __all__ = [
+    "FEWEST",
     "VARIABLE",
     "Status",
     "attend",
@@ -15,8 +17,10 @@ __all__ = [
     "attends",
     "attends_packed",
     "bias_gelu",
+    "dense",
     "disabled",
     "layer_norm",
+    "multiplies",
     "status",
     "takes_rows",
     "transpose",

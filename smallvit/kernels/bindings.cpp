@@ -491,6 +491,93 @@ ffi::Error transpose(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::Result<ffi::An
   });
 }
 
+// How much a thread takes of `size` at a time, in units: at most about `most`, and so that all threads are busy to the
+// end; `others` times as many parts there are in all.
+int64_t even_step(int64_t size, int64_t unit, int64_t most, int64_t threads, int64_t others = 1) {
+  int64_t parts = std::max<int64_t>(1, (size + most - 1) / most);
+  while (parts * others % threads && parts < size / (2 * unit)) parts++;
+  return ((size + parts - 1) / parts + unit - 1) / unit * unit;
+}
+
+int64_t count(int64_t size, int64_t step) { return (size + step - 1) / step; }
+
+// What stands in `plain` may be null.
+void run_dense(ffi::ThreadPool& pool, const ffi::AnyBuffer& x, const ffi::AnyBuffer& weights,
+               const ffi::AnyBuffer& bias, ffi::AnyBuffer& y, void* plain, bool turned, bool gelu) {
+  Dense task;
+  read_rows(x, task.rows, task.depth);
+  need(weights.dimensions().size() == 2 && weights.dimensions()[turned] == task.depth &&
+           weights.element_type() == x.element_type(),
+       "the weights must be (width of x, columns) and of its type");
+  task.columns = weights.dimensions()[!turned];
+  need(is(y, {task.rows, task.columns}) && y.element_type() == x.element_type(), "y must be (rows, columns)");
+  if (bias.element_count()) {
+    need(is(bias, {task.columns}), "bias must have a number for each column");
+    task.bias = floats(bias);
+  }
+  task.a = x.untyped_data();
+  task.b = weights.untyped_data();
+  task.c = y.untyped_data();
+  task.plain = plain;
+  task.turned = turned;
+  task.gelu = gelu;
+  const Kernels& kernels = kernels_for(x);
+  constexpr int64_t FITS = 1 << 15, WIDEST = 192, TALLEST = 1024;  // numbers of the weights, columns, rows
+  const int64_t threads = pool.num_threads();
+  const int64_t most = std::clamp(FITS / std::clamp<int64_t>(task.depth, 1, 768), kernels.width, WIDEST);
+  const int64_t width = even_step(task.columns, kernels.width, most, 1), across = count(task.columns, width);
+  const int64_t height = even_step(task.rows, kernels.height, TALLEST, threads, across);
+  const int64_t tasks = count(task.rows, height) * across;
+  const int64_t size = Floats::aligned(kernels.dense_scratch(task, width));
+  const Floats scratch(size * workers(pool, tasks));
+  share_out(pool, tasks, [&](int64_t part, int64_t worker) {
+    const int64_t top = part / across * height, left = part % across * width;
+    kernels.dense(task, top, std::min(task.rows, top + height), left, std::min(task.columns, left + width),
+                  scratch.data() + worker * size);
+  });
+}
+
+ffi::Error dense(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::AnyBuffer weights, ffi::AnyBuffer bias,
+                 ffi::Result<ffi::AnyBuffer> y, bool turned, bool gelu) {
+  return guarded([&] { run_dense(pool, x, weights, bias, *y, nullptr, turned, gelu); });
+}
+
+ffi::Error dense_gelu(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::AnyBuffer weights, ffi::AnyBuffer bias,
+                      ffi::Result<ffi::AnyBuffer> y, ffi::Result<ffi::AnyBuffer> plain) {
+  return guarded([&] { run_dense(pool, x, weights, bias, *y, same(plain, *y), false, true); });
+}
+
+ffi::Error dense_gradient(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::AnyBuffer dy,
+                          ffi::Result<ffi::AnyBuffer> dweights, ffi::Result<ffi::AnyBuffer> dbias) {
+  return guarded([&] {
+    DenseGradient task;
+    int64_t depth;
+    read_rows(x, task.depth, task.rows);
+    read_rows(dy, depth, task.columns);
+    need(depth == task.depth && dy.element_type() == x.element_type(), "dy must have x's rows and type");
+    task.a = x.untyped_data();
+    task.b = dy.untyped_data();
+    task.c = sized(dweights, {task.rows, task.columns});
+    task.sums = sized(dbias, {task.columns});
+    const Kernels& kernels = kernels_for(x);
+    // Tiles of the result. Each adds up all rows, in the same order however the tiles are chosen.
+    constexpr int64_t TALLEST = 192, WIDEST = 288;
+    const int64_t threads = pool.num_threads();
+    int64_t height = std::min(task.rows, TALLEST);
+    const int64_t width = even_step(task.columns, kernels.width, WIDEST, threads, count(task.rows, height));
+    if (count(task.rows, height) * count(task.columns, width) < threads)
+      height = even_step(task.rows, kernels.height, TALLEST, threads, count(task.columns, width));
+    const int64_t down = count(task.rows, height), across = count(task.columns, width);
+    const int64_t size = Floats::aligned(kernels.dense_gradient_scratch(height, width));
+    const Floats scratch(size * workers(pool, down * across));
+    share_out(pool, down * across, [&](int64_t part, int64_t worker) {
+      const int64_t top = part / across * height, left = part % across * width;
+      kernels.dense_gradient(task, top, std::min(task.rows, top + height), left, std::min(task.columns, left + width),
+                             scratch.data() + worker * size);
+    });
+  });
+}
+
 using Any = ffi::AnyBuffer;
 using Pool = ffi::ThreadPool;
 
@@ -512,6 +599,18 @@ HANDLER(smallvit_norm_backward, norm_backward, ARG ARG ARG RET RET RET.Attr<floa
 HANDLER(smallvit_gelu_forward, gelu_forward, ARG ARG RET);
 HANDLER(smallvit_gelu_backward, gelu_backward, ARG ARG ARG RET RET);
 HANDLER(smallvit_transpose, transpose, ARG RET);
+HANDLER(smallvit_dense, dense, ARG ARG ARG RET.Attr<bool>("turned").Attr<bool>("gelu"));
+HANDLER(smallvit_dense_gelu, dense_gelu, ARG ARG ARG RET RET);
+HANDLER(smallvit_dense_gradient, dense_gradient, ARG ARG RET RET);
+
+// Whether the CPU multiplies bfloat16 numbers itself.
+extern "C" bool smallvit_has_bfloat16() {
+#if defined(__x86_64__)
+  return __builtin_cpu_supports("avx512bf16");
+#else
+  return false;
+#endif
+}
 
 // Uses the named instruction set from now on, the best one for an empty name; returns its name, or null if the CPU has
 // no such one.

@@ -216,17 +216,21 @@ INLINE Normal normal(V x) {
   return {x < 0.0f ? tail : 1.0f - tail, e * 0.398942280f};
 }
 
+constexpr int64_t LINE = 16;  // numbers of a cache line
+
 constexpr int64_t padded(int64_t size) { return (size + LANES - 1) / LANES * LANES; }
 
 // c (rows x columns) = a b, or c += a b. Rows of b and c are whole vectors; `a` is read element by element, at
-// a[row * a_row + k * a_k]. All in float32.
-template <int R, int C, bool ADD>
+// a[row * a_row + k * a_k]. All in float32. FAR: neither c nor the next rows of `a` are in the first-level cache yet.
+template <int R, int C, bool ADD, bool FAR = false>
 INLINE void block(int64_t depth, const float* a, int64_t a_row, int64_t a_k, const float* b, int64_t b_row, float* c,
                   int64_t c_row) {
-  V total[R][C];
-  for (int i = 0; i < R; i++)
-    for (int j = 0; j < C; j++) total[i][j] = ADD ? load(c + i * c_row + j * LANES) : V{};
+  V total[R][C] = {};
+  if (ADD || FAR)
+    for (int i = 0; i < R; i++) __builtin_prefetch(c + i * c_row, 1);
   for (int64_t k = 0; k < depth; k++) {
+    if (FAR && k % LINE == 0)
+      for (int i = 0; i < R; i++) __builtin_prefetch(a + (R + i) * a_row);
     V row[C];
     for (int j = 0; j < C; j++) row[j] = load(b + j * LANES);
     for (int i = 0; i < R; i++) {
@@ -237,33 +241,36 @@ INLINE void block(int64_t depth, const float* a, int64_t a_row, int64_t a_k, con
     b += b_row;
   }
   for (int i = 0; i < R; i++)
-    for (int j = 0; j < C; j++) store(c + i * c_row + j * LANES, total[i][j]);
+    for (int j = 0; j < C; j++) {
+      float* p = c + i * c_row + j * LANES;
+      store(p, ADD ? load(p) + total[i][j] : total[i][j]);
+    }
 }
 
-template <int R, int C, bool ADD, bool ACROSS>
+template <int R, int C, bool ADD, bool ACROSS, bool FAR>
 void rows(int64_t count, int64_t depth, const float* a, int64_t a_stride, const float* b, int64_t b_row, float* c,
           int64_t c_row) {
   const int64_t a_row = ACROSS ? 1 : a_stride, a_k = ACROSS ? a_stride : 1;
-  for (; count; count--, a += R * a_row, c += R * c_row) block<R, C, ADD>(depth, a, a_row, a_k, b, b_row, c, c_row);
+  for (; count; count--, a += R * a_row, c += R * c_row) block<R, C, ADD, FAR>(depth, a, a_row, a_k, b, b_row, c, c_row);
 }
 
 // Rows are shared out evenly: 65 of them are ten blocks of 6 and one of 5, not ten of 6, one of 4 and one of 1.
-template <int R, int C, bool ADD, bool ACROSS>
+template <int R, int C, bool ADD, bool ACROSS, bool FAR>
 void share(int64_t size, int64_t count, int64_t depth, const float* a, int64_t a_stride, const float* b, int64_t b_row,
            float* c, int64_t c_row) {
-  if (size == R) return rows<R, C, ADD, ACROSS>(count, depth, a, a_stride, b, b_row, c, c_row);
-  if constexpr (R > 1) share<R - 1, C, ADD, ACROSS>(size, count, depth, a, a_stride, b, b_row, c, c_row);
+  if (size == R) return rows<R, C, ADD, ACROSS, FAR>(count, depth, a, a_stride, b, b_row, c, c_row);
+  if constexpr (R > 1) share<R - 1, C, ADD, ACROSS, FAR>(size, count, depth, a, a_stride, b, b_row, c, c_row);
 }
 
-template <int C, bool ADD, bool ACROSS>
+template <int C, bool ADD, bool ACROSS, bool FAR = false>
 void panel(int64_t height, int64_t depth, const float* a, int64_t a_stride, const float* b, int64_t b_row, float* c,
            int64_t c_row) {
   const int64_t blocks = (height + ROWS - 1) / ROWS, size = height / blocks, larger = height % blocks;
   const int64_t a_row = ACROSS ? 1 : a_stride;
-  if (larger) share<ROWS, C, ADD, ACROSS>(size + 1, larger, depth, a, a_stride, b, b_row, c, c_row);
+  if (larger) share<ROWS, C, ADD, ACROSS, FAR>(size + 1, larger, depth, a, a_stride, b, b_row, c, c_row);
   const int64_t done = larger * (size + 1);
   a += done * a_row, c += done * c_row;
-  share<ROWS, C, ADD, ACROSS>(size, blocks - larger, depth, a, a_stride, b, b_row, c, c_row);
+  share<ROWS, C, ADD, ACROSS, FAR>(size, blocks - larger, depth, a, a_stride, b, b_row, c, c_row);
 }
 
 template <int C, bool ADD, bool ACROSS>
@@ -586,10 +593,215 @@ void transpose(const Transpose& task, int64_t from, int64_t to) {
     for (int64_t i = j < j_end ? i_end : 0; i < rows; i++) y[j * rows + i] = x[i * columns + j];
 }
 
+constexpr int64_t WIDE = COLUMNS * LANES;  // columns of a panel
+
+// f(k, how many) for parts of `depth`: as few as are at most `most` deep, equally large.
+template <class F>
+INLINE void in_parts(int64_t depth, int64_t most, F f) {
+  const int64_t parts = (depth + most - 1) / most, size = (depth + parts - 1) / parts;
+  for (int64_t k = 0; k < depth; k += size) f(k, depth - k < size ? depth - k : size);
+}
+
+constexpr int64_t FEW = 16;  // rows that are packed into panel after panel, so that neither side leaves the cache
+
+// Columns of b as float32, in panels of WIDE, zeros behind the last.
+template <class T>
+void pack_columns(const T* b, int64_t stride, int64_t depth, int64_t columns, float* to) {
+  for (int64_t start = 0; start < depth; start += FEW) {
+    const int64_t end = depth - start < FEW ? depth : start + FEW;
+    for (int64_t j = 0; j < columns; j += WIDE)
+      for (int64_t k = start; k < end; k++)
+        for (int64_t x = 0; x < WIDE; x += LANES) {
+          const T* from = b + k * stride + j + x;
+          const int64_t count = columns - j - x;
+          store(to + j * depth + k * WIDE + x, count >= LANES ? load(from) : load(from, count > 0 ? count : 0));
+        }
+  }
+}
+
+// Rows of b likewise, as columns.
+template <class T>
+void pack_rows(const T* b, int64_t stride, int64_t depth, int64_t rows, float* to) {
+  for (int64_t j = 0; j < rows; j += LANES)
+    for (int64_t k = 0; k < depth; k += LANES) {
+      const int64_t deep = depth - k;
+      V square[LANES];
+      for (int64_t r = 0; r < LANES; r++) {
+        const T* row = b + (j + r) * stride + k;
+        square[r] = j + r >= rows ? V{} : deep >= LANES ? load(row) : load(row, deep);
+      }
+      turn(square);
+      float* panel = to + j / WIDE * WIDE * depth + j % WIDE;
+      for (int64_t r = 0; r < LANES && r < deep; r++) store(panel + (k + r) * WIDE, square[r]);
+    }
+}
+
+template <class T>
+constexpr bool is_float = sizeof(T) == sizeof(float);
+
+// How deep a panel is at most: so that it stays in the second-level cache, and a few rows of `a` in the first. Sums of
+// bfloat16 numbers cannot wait for the next part, for they would be rounded.
+template <class T>
+INLINE int64_t deepest(int64_t depth) {
+  return is_float<T> && depth > 768 ? 768 : depth;
+}
+
+// Rows that go past all panels before the next ones do: few enough for the second-level cache.
+INLINE int64_t tall(int64_t depth) {
+  const int64_t fit = depth > 768 ? 64 : 49152 / depth;
+  return fit > 192 ? 192 : fit < 4 * ROWS ? 4 * ROWS : fit / ROWS * ROWS;
+}
+
+template <class T>
+int64_t dense_scratch(const Dense& task, int64_t columns) {
+  const int64_t deep = deepest<T>(task.depth);
+  return (columns + WIDE) * deep + tall(task.depth) * (WIDE + (is_float<T> ? 0 : padded(deep)));
+}
+
+// What becomes of a panel of products, or of a part of their sums: `more` comes on top of what is there already, and
+// behind the `last` part c and, where wanted, the products themselves are done.
+template <class T>
+void finish_panel(const Dense& task, const float* x, int64_t stride, int64_t top, int64_t bottom, int64_t left,
+                  int64_t width, bool more, bool last) {
+  for (int64_t i = top; i < bottom; i++, x += stride) {
+    T* c = static_cast<T*>(task.c) + i * task.columns + left;
+    T* plain = task.plain ? static_cast<T*>(task.plain) + i * task.columns + left : nullptr;
+    T* sum = plain ? plain : c;
+    each(width, [&](int64_t j, auto count) INLINE_LAMBDA {
+      V y = load(x + j, count);
+      if (more) y += load(sum + j, count);
+      if (plain || !last) store(sum + j, y, count);
+      if (!last) return;
+      if (task.bias) y += load(task.bias + left + j, count);
+      store(c + j, task.gelu ? y * normal(y).below : y, count);
+    });
+  }
+}
+
+// The columns of b are packed, and some rows after the others go past one panel of them, then past the next.
+template <class T>
+void dense(const Dense& task, int64_t top, int64_t bottom, int64_t left, int64_t right, float* scratch) {
+  const int64_t depth = task.depth, columns = task.columns, step = tall(depth);
+  const T* given = static_cast<const T*>(task.b);
+  in_parts(depth, deepest<T>(depth), [&](int64_t k, int64_t deep) {
+    float* b = scratch;
+    float* tile = b + (right - left + WIDE - 1) / WIDE * WIDE * deep;
+    float* copy = tile + step * WIDE;
+    if (task.turned)
+      pack_rows(given + left * depth + k, depth, deep, right - left, b);
+    else
+      pack_columns(given + k * columns + left, columns, deep, right - left, b);
+    const bool last = k + deep == depth;
+    for (int64_t i = top; i < bottom; i += step) {
+      const int64_t rows = bottom - i < step ? bottom - i : step;
+      const T* x = static_cast<const T*>(task.a) + i * depth + k;
+      if (!is_float<T>) pack(x, depth, rows, deep, 1.0f, copy);
+      const float* a = is_float<T> ? reinterpret_cast<const float*>(x) : copy;
+      const int64_t a_row = is_float<T> ? depth : padded(deep);
+      for (int64_t j = left; j < right; j += WIDE) {
+        const float* panel_b = b + (j - left) * deep;
+        const int64_t width = right - j < WIDE ? right - j : WIDE;
+        const bool in_place = is_float<T> && width == WIDE;  // in c itself
+        float* c = in_place ? static_cast<float*>(task.plain ? task.plain : task.c) + i * columns + j : tile;
+        const int64_t c_row = in_place ? columns : WIDE;
+        if (in_place && k)
+          panel<COLUMNS, true, false, true>(rows, deep, a, a_row, panel_b, WIDE, c, c_row);
+        else
+          panel<COLUMNS, false, false, true>(rows, deep, a, a_row, panel_b, WIDE, c, c_row);
+        if (!in_place || (last && (task.bias || task.gelu)))
+          finish_panel<T>(task, c, c_row, i, i + rows, j, width, k && !in_place, last);
+      }
+    }
+  });
+}
+
+constexpr int64_t DEEP = 128;  // what a gradient packs of both arrays at a time
+
+// ROWS more, for a whole vector may be stored behind the last few numbers.
+int64_t dense_gradient_scratch(int64_t rows, int64_t columns) {
+  return DEEP * (rows + 2 * ROWS + columns + WIDE) + ROWS * WIDE;
+}
+
+// Both arrays are packed part by part: `a` as panels of ROWS columns, b as panels of WIDE. What a panel has too much is
+// computed, and left. The next part is on its way to the second-level cache meanwhile.
+template <class T>
+void dense_gradient(const DenseGradient& task, int64_t top, int64_t bottom, int64_t left, int64_t right,
+                    float* scratch) {
+  const int64_t a_row = task.rows, columns = task.columns, height = bottom - top, width = right - left;
+  const int64_t down = (height + ROWS - 1) / ROWS, across = (width + WIDE - 1) / WIDE;
+  float* a = scratch;
+  float* b = a + DEEP * (down + 1) * ROWS;
+  float* tile = b + DEEP * across * WIDE;
+  const T* a_given = static_cast<const T*>(task.a) + top;
+  const T* b_given = static_cast<const T*>(task.b) + left;
+  const T* a_end = static_cast<const T*>(task.a) + task.depth * a_row;
+  in_parts(task.depth, DEEP, [&](int64_t k, int64_t deep) {
+    pack_columns(b_given + k * columns, columns, deep, width, b);
+    for (int64_t start = 0; start < deep; start += FEW)
+      for (int64_t i = 0; i < down; i++) {
+        const int64_t end = deep - start < FEW ? deep : start + FEW;
+        const T* from = a_given + (k + start) * a_row + i * ROWS;
+        float* to = a + (i * deep + start) * ROWS;
+        // A vector too wide is written over by the next row of the panel, but there is none behind the last.
+        if (end < deep && from + (end - start) * a_row + 2 * LANES <= a_end) {
+          for (int64_t x = start; x < end; x++, from += a_row, to += ROWS)
+            for (int64_t r = 0; r < ROWS; r += LANES) store(to + r, load(from + r));
+        } else {
+          for (int64_t x = start; x < end; x++, from += a_row, to += ROWS)
+            for (int64_t r = 0; r < ROWS; r++) store(to + r, load(from + r, from + r < a_end ? 1 : 0), 1);
+        }
+      }
+    if (!top)
+      for (int64_t j = 0; j < width; j += LANES) {
+        V total = {};
+        for (int64_t x = 0; x < deep; x++) total += load(b + (j / WIDE * deep + x) * WIDE + j % WIDE);
+        for (int64_t r = 0; r < LANES && j + r < width; r++)
+          task.sums[left + j + r] = (k ? task.sums[left + j + r] : 0) + total[r];
+      }
+    int64_t fetched = k + deep;
+    for (int64_t j = 0; j < across; j++)
+      for (int64_t i = 0; i < down; i++) {
+        const int64_t due = k + deep + (j * down + i + 1) * deep / (across * down);
+        for (; fetched < due && fetched < task.depth; fetched++) {
+          for (int64_t x = 0; x < height; x += LINE) __builtin_prefetch(a_given + fetched * a_row + x, 0, 2);
+          for (int64_t x = 0; x < width; x += LINE) __builtin_prefetch(b_given + fetched * columns + x, 0, 2);
+        }
+        const float *a_panel = a + i * deep * ROWS, *b_panel = b + j * deep * WIDE;
+        const int64_t tall = height - i * ROWS, wide = width - j * WIDE;
+        float* c = task.c + (top + i * ROWS) * columns + left + j * WIDE;
+        if (tall >= ROWS && wide >= WIDE) {
+          if (k)
+            rows<ROWS, COLUMNS, true, true, false>(1, deep, a_panel, ROWS, b_panel, WIDE, c, columns);
+          else
+            rows<ROWS, COLUMNS, false, true, false>(1, deep, a_panel, ROWS, b_panel, WIDE, c, columns);
+          continue;
+        }
+        rows<ROWS, COLUMNS, false, true, false>(1, deep, a_panel, ROWS, b_panel, WIDE, tile, WIDE);
+        for (int64_t r = 0; r < ROWS && r < tall; r++)
+          for (int64_t x = 0; x < WIDE && x < wide; x++)
+            c[r * columns + x] = (k ? c[r * columns + x] : 0) + tile[r * WIDE + x];
+      }
+  });
+}
+
 template <class T, class Vector>
 constexpr Kernels kernels = {
-    padded,          forward_scratch,  backward_scratch, attention_forward<T>, attention_backward<T>,
-    norm_forward<T>, norm_backward<T>, gelu_forward<T>,  gelu_backward<T>,     transpose<T, Vector>,
+    padded,
+    ROWS,
+    WIDE,
+    forward_scratch,
+    backward_scratch,
+    attention_forward<T>,
+    attention_backward<T>,
+    norm_forward<T>,
+    norm_backward<T>,
+    gelu_forward<T>,
+    gelu_backward<T>,
+    transpose<T, Vector>,
+    dense_scratch<T>,
+    dense_gradient_scratch,
+    dense<T>,
+    dense_gradient<T>,
 };
 
 }  // namespace

@@ -45,10 +45,30 @@ struct Transpose {
   void* y = nullptr;
 };
 
+// c = a b + bias, with `gelu` the GELU of that; a (rows, depth), b (depth, columns).
+struct Dense {
+  int64_t rows = 0, depth = 0, columns = 0;
+  const void *a = nullptr, *b = nullptr;
+  const float* bias = nullptr;  // (columns), or null
+  void* c = nullptr;
+  void* plain = nullptr;        // a b alone, or null where nobody wants it
+  bool turned = false;          // b is (columns, depth)
+  bool gelu = false;
+};
+
+// c = a' b, and the sums of b's columns; a (depth, rows), b (depth, columns).
+struct DenseGradient {
+  int64_t rows = 0, depth = 0, columns = 0;
+  const void *a = nullptr, *b = nullptr;
+  float *c = nullptr, *sums = nullptr;
+};
+
 // The functions of one type of array. Each works on a part of the whole, so that threads can share it out: attention
-// on one batch element and head, the others on rows [from, to). Sums over rows are added to what is there already.
+// on one batch element and head, a dense layer on a tile of the result, the others on rows [from, to). Sums over rows are
+// added to what is there already, a dense layer's gradient is not.
 struct Kernels {
   int64_t (*padded)(int64_t size);  // up to whole vectors: how wide the rows of dbias (n, m) are
+  int64_t height, width;            // rows and columns that a dense layer computes at a time
   // In floats; the scratch must be aligned to 64 bytes.
   int64_t (*forward_scratch)(const Attention&);
   int64_t (*backward_scratch)(const Attention&);
@@ -59,6 +79,11 @@ struct Kernels {
   void (*gelu_forward)(const Gelu&, int64_t from, int64_t to);
   void (*gelu_backward)(const Gelu&, int64_t from, int64_t to, float* dbias);
   void (*transpose)(const Transpose&, int64_t from, int64_t to);
+  int64_t (*dense_scratch)(const Dense&, int64_t columns);
+  int64_t (*dense_gradient_scratch)(int64_t rows, int64_t columns);
+  void (*dense)(const Dense&, int64_t top, int64_t bottom, int64_t left, int64_t right, float* scratch);
+  void (*dense_gradient)(const DenseGradient&, int64_t top, int64_t bottom, int64_t left, int64_t right,
+                         float* scratch);
 };
 
 struct InstructionSet {

@@ -24,6 +24,9 @@ _HANDLERS = (
     "gelu_forward",
     "gelu_backward",
     "transpose",
+    "dense",
+    "dense_gelu",
+    "dense_gradient",
 )
 
 # jax traces anew when it changes: a function that was traced before does not bring its kernels along.
@@ -56,6 +59,7 @@ def _library(path: Path) -> ctypes.CDLL:
         library = ctypes.CDLL(str(path))
         library.smallvit_choose.restype = ctypes.c_char_p
         library.smallvit_choose.argtypes = [ctypes.c_char_p]
+        library.smallvit_has_bfloat16.restype = ctypes.c_bool
         for name in _HANDLERS:
             handler = jax.ffi.pycapsule(getattr(library, f"smallvit_{name}"))
             jax.ffi.register_ffi_target(f"smallvit_{name}", handler, platform="cpu")
@@ -68,6 +72,12 @@ def choose(name: str) -> str | None:
     """Uses this instruction set from now on, the best one for ""; None if the CPU has no such one."""
     found = _library(PATH).smallvit_choose(name.encode())
     return None if found is None else found.decode()
+
+
+@cache
+def has_bfloat16() -> bool:
+    """Whether the CPU multiplies bfloat16 numbers itself, as XLA makes use of."""
+    return bool(_library(PATH).smallvit_has_bfloat16())
 
 
 @cache

@@ -32,14 +32,18 @@ class Dense(nn.Module):
         kernel = self.param("kernel", self.kernel_init, (x.shape[-1], self.features))
         bias = self.param("bias", nn.initializers.zeros, (self.features,)) if self.use_bias else None
         # One 2-D product: the gradients of the 3-D one take nearly twice as long on a CPU.
-        flat = x.reshape(-1, x.shape[-1]).astype(self.dtype)
-        y = product(flat, kernel.astype(self.dtype))
-        if self.gelu and bias is not None and kernels.takes_rows(y):
-            y = kernels.bias_gelu(y, bias)
+        flat, kernel = x.reshape(-1, x.shape[-1]).astype(self.dtype), kernel.astype(self.dtype)
+        if kernels.multiplies(flat, kernel):
+            y = kernels.dense(flat, kernel, bias, gelu=self.gelu)
         else:
-            y = y if bias is None else y + bias[None].astype(y.dtype)
-            y = jax.nn.gelu(y, approximate=False) if self.gelu else y
-        return y.astype(self.dtype).reshape(*x.shape[:-1], self.features)
+            y = self._activate(product(flat, kernel), bias).astype(self.dtype)
+        return y.reshape(*x.shape[:-1], self.features)
+
+    def _activate(self, y: Float[Array, "n k"], bias: Float[Array, " k"] | None) -> Float[Array, "n k"]:
+        if self.gelu and bias is not None and kernels.takes_rows(y):
+            return kernels.bias_gelu(y, bias)
+        y = y if bias is None else y + bias[None].astype(y.dtype)
+        return jax.nn.gelu(y, approximate=False) if self.gelu else y
 
 
 def product(x: Float[Array, "n d"], kernel: Float[Array, "d k"]) -> Float[Array, "n k"]:

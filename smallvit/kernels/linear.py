@@ -1,0 +1,83 @@
+"""x @ kernel + bias and, where wanted, the GELU of it, in one pass; and the gradients."""
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from smallvit.kernels.library import call, has_bfloat16, like, usable
+
+FEWEST = 16  # rows: packing the weights is not worth it for less
+
+
+def multiplies(x: Array, kernel: Array) -> bool:
+    """Whether `dense` takes these. Not where the CPU multiplies bfloat16 numbers itself: XLA is faster there."""
+    known = all(isinstance(size, int) and size > 0 for size in (*x.shape, *kernel.shape))  # a symbolic size is no int
+    return (
+        usable()
+        and x.dtype == kernel.dtype
+        and (x.dtype == jnp.float32 or (x.dtype == jnp.bfloat16 and not has_bfloat16()))
+        and known
+        and x.ndim == kernel.ndim == 2
+        and x.shape[0] >= FEWEST
+    )
+
+
+def dense(
+    x: Float[Array, "n d"], kernel: Float[Array, "d k"], bias: Float[Array, " k"] | None = None, *, gelu: bool = False
+) -> Float[Array, "n k"]:
+    """X @ kernel + bias, or the exact GELU of that, added up in float32; the result has the type of x."""
+    bias = None if bias is None else bias.astype(jnp.float32)
+    return _dense_gelu(x, kernel, bias) if gelu else _dense(x, kernel, bias)
+
+
+def _product(x: Array, kernel: Array, bias: Array | None, *, turned: bool = False, gelu: bool = False) -> Array:
+    result = jax.ShapeDtypeStruct((x.shape[0], kernel.shape[0 if turned else 1]), x.dtype)
+    return call("dense", [result], x, kernel, _given(bias), turned=turned, gelu=gelu)[0]
+
+
+def _given(bias: Array | None) -> Array:
+    """A foreign function has no optional arguments: an array without elements stands for None."""
+    return jnp.zeros((0,), jnp.float32) if bias is None else bias
+
+
+def _gradients(x: Array, kernel: Array, dy: Array) -> tuple[Array, Array, Array]:
+    """Of x, kernel and bias."""
+    dkernel = jax.ShapeDtypeStruct(kernel.shape, jnp.float32)
+    dkernel, dbias = call("dense_gradient", [dkernel, jax.ShapeDtypeStruct(dy.shape[1:], jnp.float32)], x, dy)
+    return _product(dy, kernel, None, turned=True), dkernel.astype(kernel.dtype), dbias
+
+
+@jax.custom_vjp
+def _dense(x: Array, kernel: Array, bias: Array | None) -> Array:
+    return _product(x, kernel, bias)
+
+
+def _dense_backward(saved: tuple, dy: Array) -> tuple[Array, Array, Array | None]:
+    x, kernel, bias = saved
+    dx, dkernel, dbias = _gradients(x, kernel, dy)
+    return dx, dkernel, None if bias is None else dbias
+
+
+_dense.defvjp(lambda x, kernel, bias: (_dense(x, kernel, bias), (x, kernel, bias)), _dense_backward)
+
+
+@jax.custom_vjp
+def _dense_gelu(x: Array, kernel: Array, bias: Array | None) -> Array:
+    return _product(x, kernel, bias, gelu=True)
+
+
+def _gelu_forward(x: Array, kernel: Array, bias: Array | None) -> tuple[Array, tuple]:
+    result = jax.ShapeDtypeStruct((x.shape[0], kernel.shape[1]), x.dtype)
+    y, plain = call("dense_gelu", [result, result], x, kernel, _given(bias))
+    return y, (x, kernel, bias, plain)
+
+
+def _gelu_backward(saved: tuple, dy: Array) -> tuple[Array, Array, Array | None]:
+    x, kernel, bias, plain = saved
+    shift = jnp.zeros(plain.shape[1:], jnp.float32) if bias is None else bias
+    dplain, dbias = call("gelu_backward", [like(plain), like(shift)], plain, shift, dy)
+    dx, dkernel, _ = _gradients(x, kernel, dplain)
+    return dx, dkernel, None if bias is None else dbias
+
+
+_dense_gelu.defvjp(_gelu_forward, _gelu_backward)
