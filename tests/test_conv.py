@@ -67,3 +67,40 @@ def test_the_derivative_of_a_depthwise_convolution_is_autodiffs(size, kernel, st
     np.testing.assert_allclose(got, want, atol=1e-5)
     for ours, theirs in zip(pull_ours(want), pull(want), strict=True):
         np.testing.assert_allclose(ours, theirs, atol=1e-4)
+
+
+@pytest.mark.parametrize("size, kernel, stride, padding", [((9, 8), 3, 2, 1), ((6, 8), 2, 2, 0), ((7, 7), 3, 1, 1)])
+def test_a_convolution_and_its_derivative_are_xlas(size, kernel, stride, padding):
+    x = jax.random.normal(jax.random.key(0), (2, *size, 3))
+    weights = jax.random.normal(jax.random.key(1), (kernel, kernel, 3, 5))
+
+    def plain(x, weights):
+        return jax.lax.conv_general_dilated(
+            x, weights, (stride, stride), [(padding, padding)] * 2, None, None, ("NHWC", "HWIO", "NHWC")
+        )
+
+    conv = Conv(5, kernel, stride, padding, use_bias=False)
+    want, pull = jax.vjp(plain, x, weights)
+    got, pull_ours = jax.vjp(lambda x, w: conv.apply({"params": {"kernel": w}}, x), x, weights)
+    np.testing.assert_allclose(got, want, atol=1e-5)
+    for ours, theirs in zip(pull_ours(want), pull(want), strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-4)
+
+
+def test_the_derivative_of_batch_norm_is_autodiffs():
+    x, dy = (jax.random.normal(jax.random.key(i), (7, 3)) * 2 + 1 for i in (0, 1))
+    scale, bias = jnp.asarray([0.5, 1.0, 2.0]), jnp.asarray([1.0, 0.0, -1.0])
+
+    def plain(x, scale, bias):
+        return (x - x.mean(0)[None]) / jnp.sqrt(x.var(0) + 1e-5)[None] * scale[None] + bias[None]
+
+    def ours(x, scale, bias):
+        return BatchNorm().apply(
+            {"params": {"scale": scale, "bias": bias}, "batch_stats": {"mean": jnp.zeros(3), "var": jnp.ones(3)}},
+            x,
+            train=True,
+            mutable=["batch_stats"],
+        )[0]
+
+    for a, b in zip(*(jax.vjp(f, x, scale, bias)[1](dy) for f in (ours, plain)), strict=True):
+        np.testing.assert_allclose(a, b, atol=1e-5)

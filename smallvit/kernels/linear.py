@@ -25,7 +25,7 @@ def multiplies(x: Array, kernel: Array) -> bool:
 def dense(
     x: Float[Array, "n d"], kernel: Float[Array, "d k"], bias: Float[Array, " k"] | None = None, *, gelu: bool = False
 ) -> Float[Array, "n k"]:
-    """X @ kernel + bias, or the exact GELU of that, added up in float32; the result has the type of x."""
+    """The product x @ kernel + bias, or the exact GELU of that, added up in float32; the result has the type of x."""
     bias = None if bias is None else bias.astype(jnp.float32)
     return _dense_gelu(x, kernel, bias) if gelu else _dense(x, kernel, bias)
 

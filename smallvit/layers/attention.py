@@ -245,7 +245,10 @@ class HeadMix(nn.Module):
     def __call__(self, maps: Float[Array, "*lead h n m"]) -> Float[Array, "*lead h n m"]:
         heads = maps.shape[-3]
         kernel = self.param("kernel", nn.initializers.xavier_normal(), (heads, heads)).astype(maps.dtype)
-        maps = jnp.einsum("...hnm,hg->...gnm", maps, kernel)
+        # A product for each image: in one for all, whose gradient adds up over images too, maps would be transposed.
+        flat = maps.reshape(-1, heads, maps.shape[-2] * maps.shape[-1])
+        each = jnp.broadcast_to(kernel[None], (len(flat), heads, heads))
+        maps = jnp.einsum("bhg,bhx->bgx", each, flat).reshape(maps.shape)
         if not self.use_bias:
             return maps
         bias = self.param("bias", nn.initializers.zeros, (heads,)).astype(maps.dtype)

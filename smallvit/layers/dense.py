@@ -33,17 +33,20 @@ class Dense(nn.Module):
         bias = self.param("bias", nn.initializers.zeros, (self.features,)) if self.use_bias else None
         # One 2-D product: the gradients of the 3-D one take nearly twice as long on a CPU.
         flat, kernel = x.reshape(-1, x.shape[-1]).astype(self.dtype), kernel.astype(self.dtype)
-        if kernels.multiplies(flat, kernel):
-            y = kernels.dense(flat, kernel, bias, gelu=self.gelu)
-        else:
-            y = self._activate(product(flat, kernel), bias).astype(self.dtype)
-        return y.reshape(*x.shape[:-1], self.features)
+        return multiply(flat, kernel, bias, gelu=self.gelu).reshape(*x.shape[:-1], self.features)
 
-    def _activate(self, y: Float[Array, "n k"], bias: Float[Array, " k"] | None) -> Float[Array, "n k"]:
-        if self.gelu and bias is not None and kernels.takes_rows(y):
-            return kernels.bias_gelu(y, bias)
-        y = y if bias is None else y + bias[None].astype(y.dtype)
-        return jax.nn.gelu(y, approximate=False) if self.gelu else y
+
+def multiply(
+    x: Float[Array, "n d"], kernel: Float[Array, "d k"], bias: Float[Array, " k"] | None = None, *, gelu: bool = False
+) -> Float[Array, "n k"]:
+    """The product x @ kernel + bias or, with `gelu`, the exact GELU of that, in the type of x."""
+    if kernels.multiplies(x, kernel):
+        return kernels.dense(x, kernel, bias, gelu=gelu)
+    y = product(x, kernel)
+    if gelu and bias is not None and kernels.takes_rows(y):
+        return kernels.bias_gelu(y, bias).astype(x.dtype)
+    y = y if bias is None else y + bias[None].astype(y.dtype)
+    return (jax.nn.gelu(y, approximate=False) if gelu else y).astype(x.dtype)
 
 
 def product(x: Float[Array, "n d"], kernel: Float[Array, "d k"]) -> Float[Array, "n k"]:
