@@ -38,7 +38,7 @@ def main() -> None:
     config = TrainConfig(model=args.model, run=RunOptions(checkpoint_seconds=1e9))
     recipe = config.full_recipe
     spec = Spec(config.model, len(data.classes), data.preprocess.size, {})
-    trainer = Trainer(spec.create(), recipe, data, make_mesh(), recipe.batch_size, 0, 1)
+    trainer = Trainer(spec.create(), recipe, data, make_mesh(), recipe.batch_size, 0, accumulate=1, remat=False)
     trainer.compile()
     steps = len(data.train) // recipe.batch_size
     images = spread(trainer.mesh, recipe.batch_size, lambda part: data.train.images[: recipe.batch_size][part])

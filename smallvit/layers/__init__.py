@@ -9,7 +9,7 @@ Axes have the same letters everywhere, in einops, in einsum and in types:
 """
 
 from smallvit.layers.attention import Attend, Attention, HeadMix, LSAOption
-from smallvit.layers.block import MLP, Block, DropPath, LayerScale, ramp
+from smallvit.layers.block import MLP, Block, DropPath, LayerScale, ramp, recompute
 from smallvit.layers.classifier import Classifier, SequenceClassifier
 from smallvit.layers.conv import BatchNorm, Conv, ConvNorm
 from smallvit.layers.dense import Dense, Factory, LayerNorm
@@ -77,6 +77,7 @@ __all__ = [
     "per_stage",
     "pool_tokens",
     "ramp",
+    "recompute",
     "resample_positions",
     "shift_image",
     "shifted_copies",

@@ -66,7 +66,7 @@ class RecipeOptions:
 
 @dataclass(frozen=True)
 class MachineOptions:
-    """Devices and machines; none of it changes the result."""
+    """Devices, machines and memory; none of it changes the result, but that `remat` draws dropout anew."""
 
     mesh: Text = None
     """Devices for images and for weights, as data=4,fsdp=2; by default all for images."""
@@ -78,6 +78,8 @@ class MachineOptions:
     """Which one this is, from 0."""
     accumulate: int = 1
     """Parts in which a batch is worked through, when memory is short."""
+    remat: bool = False
+    """Compute blocks again in the backward pass instead of keeping what is in them: less memory, more time."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Of the computation; weights stay float32."""
 

@@ -241,7 +241,8 @@ def _trainer(config: TrainConfig, data: Dataset, spec: Spec, say: Reporter) -> T
             f"batch size {batch_size} must be divisible by {mesh.size} devices x accumulate="
             f"{config.machine.accumulate}: try {max(batch_size // parts, 1) * parts}"
         )
-    trainer = Trainer(spec.create(), recipe, data, mesh, batch_size, config.seed, config.machine.accumulate)
+    machine = config.machine
+    trainer = Trainer(spec.create(), recipe, data, mesh, batch_size, config.seed, machine.accumulate, machine.remat)
     height, width = data.preprocess.size
     say(
         f"{spec.name}: {trainer.parameters:,} parameters, images {height} x {width} x {data.preprocess.channels}, "

@@ -11,7 +11,7 @@ from jaxtyping import Array, Float, Int, PRNGKeyArray, PyTree, UInt8
 
 from smallvit.augment import augment_batch
 from smallvit.data import Preprocess
-from smallvit.layers import Classifier
+from smallvit.layers import Classifier, recompute
 from smallvit.train.recipe import Recipe
 
 
@@ -52,11 +52,13 @@ def make_step(
     preprocess: Preprocess,
     class_weights: Float[Array, "k"] | None = None,
     accumulate: int = 1,
+    remat: bool = False,
 ) -> Callable[[State, UInt8[Array, "b H W c"], Int[Array, "b"], PRNGKeyArray, Float[Array, ""]], tuple[State, Metrics]]:
     def loss(params: PyTree, others: PyTree, images: Array, targets: Array, key: PRNGKeyArray) -> tuple[Array, Any]:
-        logits, others = model.apply(
-            {"params": params, **others}, images, train=True, rngs={"dropout": key}, mutable=list(others)
-        )
+        with recompute(remat):
+            logits, others = model.apply(
+                {"params": params, **others}, images, train=True, rngs={"dropout": key}, mutable=list(others)
+            )
         logits = logits.astype(jnp.float32)
         if class_weights is not None:
             targets = targets * class_weights[None]

@@ -20,7 +20,15 @@ from smallvit.train.step import Metrics, State, make_init, make_predict, make_st
 
 class Trainer:
     def __init__(
-        self, model: Classifier, recipe: Recipe, data: Dataset, mesh: Mesh, batch_size: int, seed: int, accumulate: int
+        self,
+        model: Classifier,
+        recipe: Recipe,
+        data: Dataset,
+        mesh: Mesh,
+        batch_size: int,
+        seed: int,
+        accumulate: int,
+        remat: bool,
     ) -> None:
         self.recipe, self.data, self.mesh, self.seed = recipe, data, mesh, seed
         self.batch_size = batch_size
@@ -39,7 +47,7 @@ class Trainer:
         )
         self.parameters = sum(leaf.size for leaf in jax.tree.leaves(shapes.params))
 
-        step = make_step(model, recipe, update, data.preprocess, _class_weights(recipe, data), accumulate)
+        step = make_step(model, recipe, update, data.preprocess, _class_weights(recipe, data), accumulate, remat)
         predict = make_predict(model, data.preprocess)
         self._init: Any = jax.jit(init, out_shardings=self._shardings)
         self._step: Any = jax.jit(step, donate_argnums=0, out_shardings=(self._shardings, replicated(mesh)))
