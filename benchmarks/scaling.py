@@ -21,6 +21,7 @@ import numpy as np
 import optax
 
 import smallvit
+from smallvit.layers import recompute
 
 CHANGES: dict[str, list[dict[str, Any]]] = {
     "as it is": [{}],
@@ -28,11 +29,14 @@ CHANGES: dict[str, list[dict[str, Any]]] = {
     "tokens (image size)": [{"image_size": 16}, {"image_size": 64}],
     "depth": [{"depth": 3}, {"depth": 18}],
     "parts of a batch": [{"accumulate": 2}, {"accumulate": 4}],
+    "computed again": [{"remat": True}, {"remat": True, "batch": 256}],
     "width (dim)": [{"dim": 96, "mlp_dim": 192, "heads": 6}, {"dim": 384, "mlp_dim": 768, "heads": 24}],
 }
 
 
-def build(batch: int = 64, image_size: int = 32, accumulate: int = 1, **fields: Any) -> tuple[Any, list[Any]]:
+def build(
+    batch: int = 64, image_size: int = 32, accumulate: int = 1, remat: bool = False, **fields: Any
+) -> tuple[Any, list[Any]]:
     """A jitted step, not compiled yet, and its arguments."""
     model = smallvit.create_model("sl_vit_small_data", num_classes=100, image_size=image_size, patch_size=4, **fields)
     images = np.random.default_rng(0).standard_normal((batch, image_size, image_size, 3), np.float32)
@@ -43,7 +47,8 @@ def build(batch: int = 64, image_size: int = 32, accumulate: int = 1, **fields: 
 
     def gradient(params: Any, images: Any, labels: Any) -> Any:
         def loss(params: Any) -> Any:
-            logits = model.apply(params, images, train=True, rngs={"dropout": jax.random.key(1)})
+            with recompute(remat):
+                logits = model.apply(params, images, train=True, rngs={"dropout": jax.random.key(1)})
             return optax.softmax_cross_entropy_with_integer_labels(jnp.asarray(logits), labels).mean()
 
         return jax.value_and_grad(loss)(params)
