@@ -12,6 +12,7 @@ forward and all gradients.
 import argparse
 import time
 from collections.abc import Callable
+from functools import partial
 
 from smallvit.env import restart_fast
 
@@ -24,7 +25,7 @@ from jax.typing import DTypeLike
 
 from smallvit import kernels
 from smallvit.layers.attention import attend
-from smallvit.layers.dense import LayerNorm
+from smallvit.layers.dense import LayerNorm, multiply
 
 SECONDS = 2.0  # of each comparison
 
@@ -138,6 +139,21 @@ def rows(name: str, dtype: DTypeLike, *, tokens: int, dim: int, hidden: int) -> 
     )
 
 
+def products(name: str, dtype: DTypeLike, *, rows: int, depth: int, columns: int) -> None:
+    draw = np.random.default_rng(0)
+    x, weights = (jnp.asarray(draw.normal(size=size), dtype) for size in ((rows, depth), (depth, columns)))
+    bias = jnp.asarray(draw.normal(size=columns), jnp.float32)
+    for gelu in (False, True):
+        dense = partial(multiply, gelu=gelu)
+
+        def pure(x, weights, bias, dense=dense):
+            with kernels.disabled():
+                return dense(x, weights, bias)
+
+        what = "product + bias + GELU" if gelu else "product + bias"
+        row(f"{what}, {name}", dense, pure, (x, weights, bias), 3)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", default="", help="rows of this name")
@@ -153,6 +169,9 @@ def main() -> None:
             attention(f"Swin, {dtype}", dtype, batch=8, windows=64, tokens=49, heads=3, width=32, window=True)
         if options.only in "rows":
             rows(f"SL-ViT, {dtype}", dtype, tokens=128 * 65, dim=192, hidden=384)
+        if options.only in "products":
+            products(f"SL-ViT, {dtype}", dtype, rows=128 * 65, depth=192, columns=384)
+            products(f"Swin, last stage, {dtype}", dtype, rows=8 * 49, depth=768, columns=3072)
 
 
 if __name__ == "__main__":

@@ -247,7 +247,7 @@ class HeadMix(nn.Module):
         kernel = self.param("kernel", nn.initializers.xavier_normal(), (heads, heads)).astype(maps.dtype)
         # A product for each image: in one for all, whose gradient adds up over images too, maps would be transposed.
         flat = maps.reshape(-1, heads, maps.shape[-2] * maps.shape[-1])
-        each = jnp.broadcast_to(kernel[None], (len(flat), heads, heads))
+        each = jnp.broadcast_to(kernel[None], (flat.shape[0], heads, heads))
         maps = jnp.einsum("bhg,bhx->bgx", each, flat).reshape(maps.shape)
         if not self.use_bias:
             return maps
