@@ -92,6 +92,7 @@ class Side:
     name: str
     train: Callable[[], None]
     infer: Callable[[], None]
+    programs: dict[str, Any] = field(default_factory=dict)  # XLA's, by job
     seconds: list[float] = field(default_factory=list)
 
 
@@ -122,7 +123,8 @@ def jax_side(name: str, model: Any, variables: Any, images: np.ndarray, labels: 
         state[:], value = compiled(*state)
         value.block_until_ready()
 
-    return Side(name, train, lambda: infer(variables, x).block_until_ready())
+    programs = {"train": compiled, "infer": infer}
+    return Side(name, train, lambda: infer(variables, x).block_until_ready(), programs)
 
 
 def torch_side(name: str, model: torch.nn.Module, images: np.ndarray, labels: np.ndarray, dtype: str) -> Side:
