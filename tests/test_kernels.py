@@ -7,6 +7,7 @@ import sys
 import textwrap
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import jax
@@ -17,8 +18,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from smallvit import kernels
-from smallvit.kernels import build, library
+from smallvit.kernels import build, library, linear
 from smallvit.layers import attention as layers
+from smallvit.layers.dense import multiply
 
 needs_library = pytest.mark.skipif(kernels.status().instruction_set is None, reason=str(kernels.status()))
 SETS = [name for name in ("avx512", "avx2", "portable") if library.PATH.exists() and library.choose(name)]
@@ -241,6 +243,20 @@ def test_dense(rows, d, width, dtype, biased, gelu, seed):
         library.choose(name)
         same(run(*floats), expected, TOLERANCE[dtype])
         same((ours(*floats),), expected[:1], TOLERANCE[dtype])  # without gradients it does not keep what they need
+
+
+@needs_library
+def test_a_cpu_that_multiplies_bfloat16_has_xlas_product(monkeypatch):
+    monkeypatch.setattr(linear, "has_bfloat16", lambda: True)
+    (x, weights), (bias,) = draw(0, (20, 9), (9, 5), dtype="bfloat16"), draw(1, (5,))
+    assert not kernels.multiplies(x, weights)
+    assert kernels.multiplies(x.astype(jnp.float32), weights.astype(jnp.float32))
+
+    def plain(x, weights, bias):
+        return jax.nn.gelu(jnp.dot(x.astype(jnp.float32), weights.astype(jnp.float32)) + bias[None], approximate=False)
+
+    ours = with_gradients(partial(multiply, gelu=True))(x, weights, bias)
+    same(ours, with_gradients(plain)(x, weights, bias), TOLERANCE["bfloat16"])
 
 
 @needs_library

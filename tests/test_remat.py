@@ -19,13 +19,11 @@ MODELS = {
 }
 
 
-def gradient(model, variables, images, again: bool, key=None):
+def gradient(model, variables, images, again: bool):
     def loss(params):
         with recompute(again):
-            rngs = {"dropout": jax.random.key(1) if key is None else key}
-            out, _ = model.apply(
-                {**variables, "params": params}, images, train=True, rngs=rngs, mutable=["batch_stats"]
-            )
+            state, rngs = {**variables, "params": params}, {"dropout": jax.random.key(1)}
+            out, _ = model.apply(state, images, train=True, rngs=rngs, mutable=["batch_stats"])
         return jnp.square(out).sum()
 
     return jax.value_and_grad(loss), loss

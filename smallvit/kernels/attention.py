@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float
 
-from smallvit.kernels.library import call, like, usable
+from smallvit.kernels.library import call, like, optional, some, usable
 
 WIDEST = 128  # of one head
 
@@ -18,7 +18,7 @@ def attends(q: Array, k: Array, v: Array, heads: int, bias: Array | None, allowe
     return (
         q.dtype == k.dtype == v.dtype
         and _fits(q.dtype, n, m, q.shape[-1] // heads, v.shape[-1] // heads)
-        and _some(q.shape[:-2])
+        and some(*q.shape[:-2])
         and _bias_fits(bias, heads, n, m)
         and (allowed is None or _groups(allowed, q.shape[:-2], n, m) is not None)
     )
@@ -31,7 +31,7 @@ def attends_packed(qkv: Array, heads: int, bias: Array | None, allowed: np.ndarr
     n, d = qkv.shape[-2], qkv.shape[-1] // (3 * heads)
     return (
         _fits(qkv.dtype, n, n, d, d)
-        and _some(qkv.shape[:-2])
+        and some(*qkv.shape[:-2])
         and _bias_fits(bias, heads, n, n)
         and (allowed is None or _groups(allowed, qkv.shape[:-2], n, n) is not None)
     )
@@ -75,13 +75,8 @@ def attend_packed(
     return out.reshape(*lead, *out.shape[1:])
 
 
-def _some(shape: tuple[int, ...]) -> bool:
-    """Whether there is anything to do, and it is known how much: a symbolic size is no int."""
-    return all(isinstance(size, int) and size > 0 for size in shape)
-
-
 def _fits(dtype: jnp.dtype, n: int, m: int, d: int, e: int) -> bool:
-    return dtype in (jnp.float32, jnp.bfloat16) and _some((n, m, d, e)) and max(d, e) <= WIDEST
+    return dtype in (jnp.float32, jnp.bfloat16) and some(n, m, d, e) and max(d, e) <= WIDEST
 
 
 def _bias_fits(bias: Array | None, heads: int, n: int, m: int) -> bool:
@@ -122,9 +117,7 @@ def _mask(
 
 
 def _extra(bias: Array | None, mask: Array | np.ndarray | None) -> tuple[Array, Array | np.ndarray]:
-    """A foreign function has no optional arguments: an array without elements stands for None."""
-    bias = jnp.zeros((0, 0, 0), jnp.float32) if bias is None else bias
-    return bias, np.zeros((0, 0, 0), bool) if mask is None else mask
+    return optional(bias, 3), np.zeros((0, 0, 0), bool) if mask is None else mask
 
 
 def _attend_forward(

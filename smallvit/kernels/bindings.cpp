@@ -106,6 +106,8 @@ class Floats {
   float* data_;
 };
 
+int64_t count(int64_t size, int64_t step) { return (size + step - 1) / step; }
+
 int64_t workers(const ffi::ThreadPool& pool, int64_t tasks) {
   return std::max<int64_t>(1, std::min(pool.num_threads(), tasks));
 }
@@ -123,9 +125,9 @@ void share_out(ffi::ThreadPool& pool, int64_t tasks, const Body& body) {
     std::condition_variable finished;
 
     void work(int64_t worker) {
-      int64_t count = 0;
-      for (int64_t task; (task = next.fetch_add(1)) < tasks; count++) (*body)(task, worker);
-      if (count && done.fetch_add(count) + count == tasks) {
+      int64_t mine = 0;
+      for (int64_t task; (task = next.fetch_add(1)) < tasks; mine++) (*body)(task, worker);
+      if (mine && done.fetch_add(mine) + mine == tasks) {
         std::lock_guard<std::mutex> lock(mutex);
         finished.notify_one();
       }
@@ -373,7 +375,7 @@ int64_t rows_per_part(int64_t rows, int64_t width) {
 template <class Body>
 void over_rows(ffi::ThreadPool& pool, int64_t rows, int64_t width, const Body& body) {
   const int64_t step = rows_per_part(rows, width);
-  share_out(pool, (rows + step - 1) / step, [&](int64_t part, int64_t) {
+  share_out(pool, count(rows, step), [&](int64_t part, int64_t) {
     body(part * step, std::min(rows, (part + 1) * step));
   });
 }
@@ -485,23 +487,21 @@ ffi::Error transpose(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::Result<ffi::An
     task.y = y->untyped_data();
     const Kernels& kernels = kernels_for(x);
     constexpr int64_t LINE = 32;  // columns: the bfloat16 numbers of a cache line
-    share_out(pool, (task.columns + LINE - 1) / LINE, [&](int64_t part, int64_t) {
+    share_out(pool, count(task.columns, LINE), [&](int64_t part, int64_t) {
       kernels.transpose(task, part * LINE, std::min(task.columns, (part + 1) * LINE));
     });
   });
 }
 
-// How much a thread takes of `size` at a time, in units: at most about `most`, and so that all threads are busy to the
-// end; `others` times as many parts there are in all.
+// How much of `size` is one part: whole units, at most about `most`, and so that the threads share all parts evenly.
+// There are `others` times as many parts in all, for the other axis is divided, too.
 int64_t even_step(int64_t size, int64_t unit, int64_t most, int64_t threads, int64_t others = 1) {
-  int64_t parts = std::max<int64_t>(1, (size + most - 1) / most);
+  int64_t parts = std::max<int64_t>(1, count(size, most));
   while (parts * others % threads && parts < size / (2 * unit)) parts++;
-  return ((size + parts - 1) / parts + unit - 1) / unit * unit;
+  return count(count(size, parts), unit) * unit;
 }
 
-int64_t count(int64_t size, int64_t step) { return (size + step - 1) / step; }
-
-// What stands in `plain` may be null.
+// `plain`: where the product alone goes, or null.
 void run_dense(ffi::ThreadPool& pool, const ffi::AnyBuffer& x, const ffi::AnyBuffer& weights,
                const ffi::AnyBuffer& bias, ffi::AnyBuffer& y, void* plain, bool turned, bool gelu) {
   Dense task;
@@ -524,7 +524,7 @@ void run_dense(ffi::ThreadPool& pool, const ffi::AnyBuffer& x, const ffi::AnyBuf
   const Kernels& kernels = kernels_for(x);
   constexpr int64_t FITS = 1 << 15, WIDEST = 192, TALLEST = 1024;  // numbers of the weights, columns, rows
   const int64_t threads = pool.num_threads();
-  const int64_t most = std::clamp(FITS / std::clamp<int64_t>(task.depth, 1, 768), kernels.width, WIDEST);
+  const int64_t most = std::clamp(FITS / std::clamp<int64_t>(task.depth, 1, DEEPEST), kernels.width, WIDEST);
   const int64_t width = even_step(task.columns, kernels.width, most, 1), across = count(task.columns, width);
   const int64_t height = even_step(task.rows, kernels.height, TALLEST, threads, across);
   const int64_t tasks = count(task.rows, height) * across;

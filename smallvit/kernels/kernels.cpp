@@ -622,7 +622,8 @@ void pack_columns(const T* b, int64_t stride, int64_t depth, int64_t columns, fl
 // Rows of b likewise, as columns.
 template <class T>
 void pack_rows(const T* b, int64_t stride, int64_t depth, int64_t rows, float* to) {
-  for (int64_t j = 0; j < rows; j += LANES)
+  const int64_t whole = (rows + WIDE - 1) / WIDE * WIDE;
+  for (int64_t j = 0; j < whole; j += LANES)
     for (int64_t k = 0; k < depth; k += LANES) {
       const int64_t deep = depth - k;
       V square[LANES];
@@ -639,16 +640,15 @@ void pack_rows(const T* b, int64_t stride, int64_t depth, int64_t rows, float* t
 template <class T>
 constexpr bool is_float = sizeof(T) == sizeof(float);
 
-// How deep a panel is at most: so that it stays in the second-level cache, and a few rows of `a` in the first. Sums of
-// bfloat16 numbers cannot wait for the next part, for they would be rounded.
+// Sums of bfloat16 numbers cannot wait for the next part, for they would be rounded.
 template <class T>
 INLINE int64_t deepest(int64_t depth) {
-  return is_float<T> && depth > 768 ? 768 : depth;
+  return is_float<T> && depth > DEEPEST ? DEEPEST : depth;
 }
 
 // Rows that go past all panels before the next ones do: few enough for the second-level cache.
 INLINE int64_t tall(int64_t depth) {
-  const int64_t fit = depth > 768 ? 64 : 49152 / depth;
+  const int64_t fit = 49152 / (depth > DEEPEST ? DEEPEST : depth);
   return fit > 192 ? 192 : fit < 4 * ROWS ? 4 * ROWS : fit / ROWS * ROWS;
 }
 

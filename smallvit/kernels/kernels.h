@@ -45,6 +45,9 @@ struct Transpose {
   void* y = nullptr;
 };
 
+// How deep a panel of float32 weights is at most: a few rows of so many numbers stay in the first-level cache.
+constexpr int64_t DEEPEST = 768;
+
 // c = a b + bias, with `gelu` the GELU of that; a (rows, depth), b (depth, columns).
 struct Dense {
   int64_t rows = 0, depth = 0, columns = 0;

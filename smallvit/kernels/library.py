@@ -9,6 +9,7 @@ from functools import cache
 from pathlib import Path
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 PATH = Path(__file__).with_name("libsmallvit_kernels.so")
@@ -106,6 +107,16 @@ def disabled() -> Iterator[None]:
     """No native kernels in what is traced within, such as a program that is exported to other machines."""
     with _off(True):
         yield
+
+
+def some(*shape: int) -> bool:
+    """Whether there is anything to do, and it is known how much: a symbolic size is no int."""
+    return all(isinstance(size, int) and size > 0 for size in shape)
+
+
+def optional(x: jax.Array | None, axes: int) -> jax.Array:
+    """A foreign function has no optional arguments: an array without elements stands for None."""
+    return jnp.zeros((0,) * axes, jnp.float32) if x is None else x
 
 
 def like(x: jax.Array) -> jax.ShapeDtypeStruct:

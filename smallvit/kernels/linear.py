@@ -4,20 +4,19 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from smallvit.kernels.library import call, has_bfloat16, like, usable
+from smallvit.kernels.library import call, has_bfloat16, like, optional, some, usable
 
 FEWEST = 16  # rows: packing the weights is not worth it for less
 
 
 def multiplies(x: Array, kernel: Array) -> bool:
     """Whether `dense` takes these. Not where the CPU multiplies bfloat16 numbers itself: XLA is faster there."""
-    known = all(isinstance(size, int) and size > 0 for size in (*x.shape, *kernel.shape))  # a symbolic size is no int
     return (
         usable()
         and x.dtype == kernel.dtype
         and (x.dtype == jnp.float32 or (x.dtype == jnp.bfloat16 and not has_bfloat16()))
-        and known
         and x.ndim == kernel.ndim == 2
+        and some(*x.shape, *kernel.shape)
         and x.shape[0] >= FEWEST
     )
 
@@ -32,12 +31,7 @@ def dense(
 
 def _product(x: Array, kernel: Array, bias: Array | None, *, turned: bool = False, gelu: bool = False) -> Array:
     result = jax.ShapeDtypeStruct((x.shape[0], kernel.shape[0 if turned else 1]), x.dtype)
-    return call("dense", [result], x, kernel, _given(bias), turned=turned, gelu=gelu)[0]
-
-
-def _given(bias: Array | None) -> Array:
-    """A foreign function has no optional arguments: an array without elements stands for None."""
-    return jnp.zeros((0,), jnp.float32) if bias is None else bias
+    return call("dense", [result], x, kernel, optional(bias, 1), turned=turned, gelu=gelu)[0]
 
 
 def _gradients(x: Array, kernel: Array, dy: Array) -> tuple[Array, Array, Array]:
@@ -68,7 +62,7 @@ def _dense_gelu(x: Array, kernel: Array, bias: Array | None) -> Array:
 
 def _gelu_forward(x: Array, kernel: Array, bias: Array | None) -> tuple[Array, tuple]:
     result = jax.ShapeDtypeStruct((x.shape[0], kernel.shape[1]), x.dtype)
-    y, plain = call("dense_gelu", [result, result], x, kernel, _given(bias))
+    y, plain = call("dense_gelu", [result, result], x, kernel, optional(bias, 1))
     return y, (x, kernel, bias, plain)
 
 

@@ -5,13 +5,12 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from smallvit.kernels.library import call, like, usable
+from smallvit.kernels.library import call, like, some, usable
 
 
 def takes_rows(x: Array) -> bool:
     """Whether `layer_norm`, `bias_gelu` and, for two axes, `transpose` take this array."""
-    known = all(isinstance(size, int) and size > 0 for size in x.shape)  # a symbolic size is no int
-    return usable() and x.ndim >= 1 and x.dtype in (jnp.float32, jnp.bfloat16) and known
+    return usable() and x.ndim >= 1 and x.dtype in (jnp.float32, jnp.bfloat16) and some(*x.shape)
 
 
 def layer_norm(
