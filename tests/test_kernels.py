@@ -1,14 +1,9 @@
 """The native kernels against plain jnp, with every instruction set of this machine."""
 
 import math
-import os
-import subprocess
-import sys
-import textwrap
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -18,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from smallvit import kernels
-from smallvit.kernels import build, library, linear
+from smallvit.kernels import library, linear
 from smallvit.layers import attention as layers
 from smallvit.layers.dense import multiply
 
@@ -246,6 +241,38 @@ def test_dense(rows, d, width, dtype, biased, gelu, seed):
 
 
 @needs_library
+@few
+@given(
+    images=st.integers(1, 3),
+    sides=st.tuples(st.integers(1, 9), st.integers(1, 9)),
+    channels=st.integers(1, 12),
+    size=st.tuples(st.integers(1, 5), st.integers(1, 5)),
+    stride=st.tuples(st.integers(1, 4), st.integers(1, 4)),
+    padding=st.tuples(st.integers(0, 6), st.integers(0, 6)),
+    dtype=st.sampled_from(["float32", "bfloat16"]),
+    seed=st.integers(0, 99),
+)
+def test_unfold(images, sides, channels, size, stride, padding, dtype, seed):
+    padding = tuple(max(p, -(-(k - n) // 2)) for p, k, n in zip(padding, size, sides, strict=True))  # one window fits
+    (x,) = draw(seed, (images, *sides, channels), dtype=dtype)
+    assert kernels.unfolds(x, size, stride, padding)
+
+    def theirs(x):
+        around = [(side, side) for side in padding]
+        y = jax.lax.conv_general_dilated_patches(x, size, stride, around, dimension_numbers=("NHWC", "HWIO", "NHWC"))
+        y = y.reshape(*y.shape[:3], channels, math.prod(size))
+        return jnp.moveaxis(y, 3, 4).reshape(*y.shape[:3], -1)
+
+    run = with_gradients(partial(kernels.unfold, size=size, stride=stride, padding=padding))
+    value, gradient = with_gradients(theirs)(x)
+    for name in SETS:
+        library.choose(name)
+        ours = run(x)
+        np.testing.assert_array_equal(np.asarray(ours[0]), np.asarray(value))
+        same(ours[1:], (gradient,), TOLERANCE[dtype])
+
+
+@needs_library
 def test_a_cpu_that_multiplies_bfloat16_has_xlas_product(monkeypatch):
     monkeypatch.setattr(linear, "has_bfloat16", lambda: True)
     (x, weights), (bias,) = draw(0, (20, 9), (9, 5), dtype="bfloat16"), draw(1, (5,))
@@ -349,6 +376,9 @@ def test_what_does_not_fit_is_left_to_others():
     assert not kernels.multiplies(jnp.zeros((kernels.FEWEST - 1, 3)), jnp.zeros((3, 2)))
     assert not kernels.multiplies(jnp.zeros((20, 0)), jnp.zeros((0, 2)))
     assert not kernels.multiplies(jnp.zeros((20, 3), jnp.float16), jnp.zeros((3, 2), jnp.float16))
+    assert kernels.unfolds(jnp.zeros((1, 4, 4, 3)), (5, 5), (1, 1), (1, 1))
+    assert not kernels.unfolds(jnp.zeros((1, 4, 4, 3)), (5, 5), (1, 1), (0, 0))
+    assert not kernels.unfolds(jnp.zeros((1, 4, 4, 0)), (2, 2), (1, 1), (0, 0))
     assert not kernels.takes_rows(jnp.zeros((2, 0)))
     assert not kernels.takes_rows(jnp.zeros((2, 3), jnp.int32))
 
@@ -360,104 +390,6 @@ def test_a_wrong_shape_is_an_error_and_not_a_crash():
         library.call(
             "norm_forward", [jax.ShapeDtypeStruct((2, 3), jnp.float32)], x, x[0, :2], x[0], epsilon=np.float32(0)
         )
-
-
-@needs_library
-def test_disabled_leaves_no_kernel_in_a_program():
-    @jax.jit
-    def double(x):
-        return kernels.transpose(x) if kernels.takes_rows(x) else x.T
-
-    x = jnp.zeros((2, 3))
-    assert "smallvit_transpose" in double.lower(x).as_text()
-    with kernels.disabled():
-        assert not kernels.usable()
-        assert "smallvit" not in double.lower(x).as_text()
-    assert kernels.usable()
-
-
-@pytest.fixture
-def fresh_status() -> Iterator[None]:
-    kernels.status.cache_clear()
-    yield
-    kernels.status.cache_clear()
-
-
-@pytest.mark.usefixtures("fresh_status")
-def test_without_a_library(monkeypatch, tmp_path):
-    monkeypatch.setattr(library, "PATH", tmp_path / "none.so")
-    monkeypatch.delenv(library.VARIABLE, raising=False)
-    assert str(kernels.status()) == "native kernels: not in use, not built (python -m smallvit.kernels.build)"
-    assert not kernels.usable()
-    assert not kernels.takes_rows(jnp.zeros((2, 3)))
-
-
-@pytest.mark.usefixtures("fresh_status")
-def test_a_broken_library(monkeypatch, tmp_path):
-    (tmp_path / "broken.so").write_bytes(b"not a library")
-    monkeypatch.setattr(library, "PATH", tmp_path / "broken.so")
-    monkeypatch.delenv(library.VARIABLE, raising=False)
-    assert "broken.so does not load" in str(kernels.status())
-
-
-@pytest.mark.usefixtures("fresh_status")
-def test_switched_off(monkeypatch):
-    monkeypatch.setenv(library.VARIABLE, "0")
-    assert str(kernels.status()) == "native kernels: not in use, switched off by SMALLVIT_KERNELS=0"
-
-
-@needs_library
-@pytest.mark.usefixtures("fresh_status")
-def test_an_instruction_set_by_name(monkeypatch):
-    monkeypatch.setenv(library.VARIABLE, "portable")
-    assert str(kernels.status()) == f"native kernels: portable, {library.PATH}"
-    kernels.status.cache_clear()
-    monkeypatch.setenv(library.VARIABLE, "avx3")
-    assert "this CPU has no instruction set SMALLVIT_KERNELS=avx3" in str(kernels.status())
-
-
-def test_no_compiler_is_one_line(monkeypatch, tmp_path):
-    monkeypatch.setenv("CXX", "no-such-compiler")
-    with pytest.raises(build.BuildError, match=r"^no C\+\+ compiler \(no-such-compiler\)$"):
-        build.build(tmp_path / "library.so")
-    monkeypatch.setenv("CXX", "false")
-    with pytest.raises(build.BuildError, match="the compiler failed: exit 1"):
-        build.build(tmp_path / "library.so")
-    assert not list(tmp_path.iterdir())
-
-
-@needs_library
-def test_on_a_mesh_of_two_devices():
-    script = """
-        import jax, jax.numpy as jnp, numpy as np
-        from jax.sharding import NamedSharding, PartitionSpec
-        from smallvit import kernels
-
-        mesh = jax.make_mesh((2,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
-        x = jax.random.normal(jax.random.key(0), (8, 9, 3 * 2 * 5))
-        bias = jax.random.normal(jax.random.key(1), (2, 9, 9))
-
-        def loss(x, bias):
-            y = kernels.attend_packed(x, jnp.ones(2), bias)
-            y = kernels.bias_gelu(kernels.layer_norm(y, jnp.ones(10), jnp.zeros(10)), jnp.ones(10))
-            return jnp.square(y).sum()
-
-        run = jax.jit(jax.value_and_grad(loss, (0, 1)))
-        alone = run(x, bias)
-        spread = NamedSharding(mesh, PartitionSpec("data"))
-        together = run(jax.device_put(x, spread), jax.device_put(bias, NamedSharding(mesh, PartitionSpec())))
-        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5), alone, together)
-
-        over = jax.shard_map(
-            lambda x: kernels.attend_packed(x, jnp.ones(2)),
-            mesh=mesh, in_specs=PartitionSpec("data"), out_specs=PartitionSpec("data"), check_vma=False,
-        )
-        a, b = jax.jit(over)(jax.device_put(x, spread)), kernels.attend_packed(x, jnp.ones(2))
-        np.testing.assert_allclose(a, b, rtol=1e-6)
-        print("alike", kernels.usable())
-    """
-    env = {**os.environ, "XLA_FLAGS": "--xla_force_host_platform_device_count=2"}
-    root = Path(__file__).parent.parent
-    command = [sys.executable, "-c", textwrap.dedent(script)]
-    run = subprocess.run(command, env=env, cwd=root, capture_output=True, text=True, timeout=120)
-    assert run.stdout == "alike False\n", run.stderr
+    pairs = {"size": np.asarray([2, 2]), "stride": np.asarray([1, 1]), "padding": np.asarray([0, 0])}
+    with pytest.raises(jax.errors.JaxRuntimeError, match="more windows than x has room for"):
+        library.call("unfold", [jax.ShapeDtypeStruct((1, 4, 4, 4), jnp.float32)], jnp.zeros((1, 4, 4, 1)), **pairs)

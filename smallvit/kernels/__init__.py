@@ -4,6 +4,7 @@ A caller asks first, then calls: `if attends(q, k, v, bias, allowed): return att
 """
 
 from smallvit.kernels.attention import attend, attend_packed, attends, attends_packed
+from smallvit.kernels.grid import unfold, unfolds
 from smallvit.kernels.library import VARIABLE, Status, disabled, status, usable
 from smallvit.kernels.linear import FEWEST, dense, multiplies
 from smallvit.kernels.rows import bias_gelu, layer_norm, takes_rows, transpose
@@ -24,5 +25,7 @@ __all__ = [
     "status",
     "takes_rows",
     "transpose",
+    "unfold",
+    "unfolds",
     "usable",
 ]

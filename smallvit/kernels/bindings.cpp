@@ -493,6 +493,55 @@ ffi::Error transpose(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::Result<ffi::An
   });
 }
 
+using Pair = ffi::Span<const int64_t>;
+
+// `x` are the images, `y` what is read of them, or their derivatives.
+Unfold unfold_task(const ffi::AnyBuffer& x, const ffi::AnyBuffer& y, Pair size, Pair stride, Pair padding) {
+  const Shape image = x.dimensions(), grid = y.dimensions();
+  need(image.size() == 4 && grid.size() == 4, "x must be (batch, height, width, channels), y (batch, rows, columns, d)");
+  need(size.size() == 2 && stride.size() == 2 && padding.size() == 2, "size, stride and padding must be pairs");
+  Unfold task;
+  task.batch = image[0], task.height = image[1], task.width = image[2], task.channels = image[3];
+  task.rows = grid[1], task.columns = grid[2];
+  task.tall = size[0], task.down = stride[0], task.above = padding[0];
+  task.wide = size[1], task.across = stride[1], task.before = padding[1];
+  need(task.tall > 0 && task.wide > 0 && task.down > 0 && task.across > 0 && task.above >= 0 && task.before >= 0,
+       "size and stride must be positive, padding not negative");
+  need(is(y, {task.batch, task.rows, task.columns, task.tall * task.wide * task.channels}) &&
+           y.element_type() == x.element_type(),
+       "y must have x's images and type, and the pixels of a window");
+  need((task.rows - 1) * task.down + task.tall <= task.height + 2 * task.above &&
+           (task.columns - 1) * task.across + task.wide <= task.width + 2 * task.before,
+       "there are more windows than x has room for");
+  return task;
+}
+
+ffi::Error unfold(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::Result<ffi::AnyBuffer> y, Pair size, Pair stride,
+                   Pair padding) {
+  return guarded([&] {
+    Unfold task = unfold_task(x, *y, size, stride, padding);
+    task.from = x.untyped_data();
+    task.to = y->untyped_data();
+    const Kernels& kernels = kernels_for(x);
+    over_rows(pool, task.batch * task.rows, task.columns * y->dimensions()[3],
+              [&](int64_t from, int64_t to) { kernels.unfold(task, from, to); });
+  });
+}
+
+ffi::Error fold(ffi::ThreadPool pool, ffi::AnyBuffer dy, ffi::Result<ffi::AnyBuffer> dx, Pair size,
+                            Pair stride, Pair padding) {
+  return guarded([&] {
+    Unfold task = unfold_task(*dx, dy, size, stride, padding);
+    task.from = dy.untyped_data();
+    task.to = dx->untyped_data();
+    const Kernels& kernels = kernels_for(dy);
+    over_rows(pool, task.batch * task.height, task.width * task.channels, [&](int64_t from, int64_t to) {
+      const Floats scratch(kernels.fold_scratch(task));
+      kernels.fold(task, from, to, scratch.data());
+    });
+  });
+}
+
 // How much of `size` is one part: whole units, at most about `most`, and so that the threads share all parts evenly.
 // There are `others` times as many parts in all, for the other axis is divided, too.
 int64_t even_step(int64_t size, int64_t unit, int64_t most, int64_t threads, int64_t others = 1) {
@@ -588,6 +637,7 @@ using Pool = ffi::ThreadPool;
   XLA_FFI_DEFINE_HANDLER_SYMBOL(name, smallvit::function, ffi::Ffi::Bind().Ctx<smallvit::Pool>() __VA_ARGS__)
 #define ARG .Arg<smallvit::Any>()
 #define RET .Ret<smallvit::Any>()
+#define PAIR(name) .Attr<smallvit::Pair>(name)
 
 HANDLER(smallvit_attention_forward, attention_forward, ARG ARG ARG ARG ARG ARG RET RET.Attr<bool>("mask_diagonal"));
 HANDLER(smallvit_attention_backward, attention_backward,
@@ -599,6 +649,8 @@ HANDLER(smallvit_norm_backward, norm_backward, ARG ARG ARG RET RET RET.Attr<floa
 HANDLER(smallvit_gelu_forward, gelu_forward, ARG ARG RET);
 HANDLER(smallvit_gelu_backward, gelu_backward, ARG ARG ARG RET RET);
 HANDLER(smallvit_transpose, transpose, ARG RET);
+HANDLER(smallvit_unfold, unfold, ARG RET PAIR("size") PAIR("stride") PAIR("padding"));
+HANDLER(smallvit_fold, fold, ARG RET PAIR("size") PAIR("stride") PAIR("padding"));
 HANDLER(smallvit_dense, dense, ARG ARG ARG RET.Attr<bool>("turned").Attr<bool>("gelu"));
 HANDLER(smallvit_dense_gelu, dense_gelu, ARG ARG ARG RET RET);
 HANDLER(smallvit_dense_gradient, dense_gradient, ARG ARG RET RET);

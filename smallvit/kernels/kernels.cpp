@@ -593,6 +593,66 @@ void transpose(const Transpose& task, int64_t from, int64_t to) {
     for (int64_t i = j < j_end ? i_end : 0; i < rows; i++) y[j * rows + i] = x[i * columns + j];
 }
 
+template <class T>
+INLINE void copy(const T* from, int64_t count, T* to) {
+  constexpr int64_t STEP = sizeof(V) / sizeof(T);
+  if (count < STEP) {
+    for (int64_t i = 0; i < count; i++) to[i] = from[i];
+    return;
+  }
+  for (int64_t i = 0; i < count; i += STEP) {
+    const int64_t at = i + STEP <= count ? i : count - STEP;  // the last vector may copy some once more
+    memcpy(to + at, from + at, sizeof(V));
+  }
+}
+
+// Rows [from, to) of windows, counted through all images.
+template <class T>
+void unfold(const Unfold& task, int64_t from, int64_t to) {
+  const int64_t part = task.wide * task.channels;  // one row of pixels in a window
+  T* y = static_cast<T*>(task.to) + from * task.columns * task.tall * part;
+  for (int64_t i = from; i < to; i++) {
+    const T* image = static_cast<const T*>(task.from) + i / task.rows * task.height * task.width * task.channels;
+    for (int64_t j = 0; j < task.columns; j++)
+      for (int64_t p = 0; p < task.tall; p++, y += part) {
+        const int64_t row = i % task.rows * task.down + p - task.above, column = j * task.across - task.before;
+        const bool within = row >= 0 && row < task.height && column < task.width && column + task.wide > 0;
+        const int64_t left = column < 0 ? -column : 0;
+        const int64_t right = column + task.wide > task.width ? task.width - column : task.wide;
+        if (!within || right - left < task.wide) memset(y, 0, sizeof(T) * part);
+        if (within)
+          copy(image + (row * task.width + column + left) * task.channels, (right - left) * task.channels,
+               y + left * task.channels);
+      }
+  }
+}
+
+int64_t fold_scratch(const Unfold& task) { return (task.width + 2 * task.before) * task.channels; }
+
+// Rows [from, to) of x, counted through all images: each is the sum of the windows' rows that have read it.
+template <class T>
+void fold(const Unfold& task, int64_t from, int64_t to, float* scratch) {
+  const int64_t part = task.wide * task.channels, width = task.width * task.channels;
+  for (int64_t i = from; i < to; i++) {
+    memset(scratch, 0, sizeof(float) * fold_scratch(task));
+    for (int64_t p = 0; p < task.tall; p++) {
+      const int64_t behind = i % task.height + task.above - p;
+      if (behind < 0 || behind % task.down || behind / task.down >= task.rows) continue;
+      const int64_t row = i / task.height * task.rows + behind / task.down;
+      for (int64_t j = 0; j < task.columns; j++) {
+        const T* dy = static_cast<const T*>(task.from) + ((row * task.columns + j) * task.tall + p) * part;
+        float* sum = scratch + j * task.across * task.channels;
+        each(part, [&](int64_t x, auto count) INLINE_LAMBDA {
+          store(sum + x, load(sum + x, count) + load(dy + x, count), count);
+        });
+      }
+    }
+    T* dx = static_cast<T*>(task.to) + i * width;
+    const float* sums = scratch + task.before * task.channels;
+    each(width, [&](int64_t x, auto count) INLINE_LAMBDA { store(dx + x, load(sums + x, count), count); });
+  }
+}
+
 constexpr int64_t WIDE = COLUMNS * LANES;  // columns of a panel
 
 // f(k, how many) for parts of `depth`: as few as are at most `most` deep, equally large.
@@ -798,6 +858,9 @@ constexpr Kernels kernels = {
     gelu_forward<T>,
     gelu_backward<T>,
     transpose<T, Vector>,
+    unfold<T>,
+    fold_scratch,
+    fold<T>,
     dense_scratch<T>,
     dense_gradient_scratch,
     dense<T>,

@@ -45,6 +45,16 @@ struct Transpose {
   void* y = nullptr;
 };
 
+// What a convolution reads: a window of `tall` x `wide` pixels of x (batch, height, width, channels) at every step down
+// and across, one behind the other; zeros where it reaches beyond x.
+struct Unfold {
+  int64_t batch = 0, height = 0, width = 0, channels = 0;
+  int64_t rows = 0, columns = 0;  // of windows
+  int64_t tall = 0, wide = 0, down = 0, across = 0, above = 0, before = 0;
+  const void* from = nullptr;
+  void* to = nullptr;
+};
+
 // How deep a panel of float32 weights is at most: a few rows of so many numbers stay in the first-level cache.
 constexpr int64_t DEEPEST = 768;
 
@@ -82,6 +92,9 @@ struct Kernels {
   void (*gelu_forward)(const Gelu&, int64_t from, int64_t to);
   void (*gelu_backward)(const Gelu&, int64_t from, int64_t to, float* dbias);
   void (*transpose)(const Transpose&, int64_t from, int64_t to);
+  void (*unfold)(const Unfold&, int64_t from, int64_t to);
+  int64_t (*fold_scratch)(const Unfold&);
+  void (*fold)(const Unfold&, int64_t from, int64_t to, float* scratch);
   int64_t (*dense_scratch)(const Dense&, int64_t columns);
   int64_t (*dense_gradient_scratch)(int64_t rows, int64_t columns);
   void (*dense)(const Dense&, int64_t top, int64_t bottom, int64_t left, int64_t right, float* scratch);

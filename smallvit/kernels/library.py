@@ -25,6 +25,8 @@ _HANDLERS = (
     "gelu_forward",
     "gelu_backward",
     "transpose",
+    "unfold",
+    "fold",
     "dense",
     "dense_gelu",
     "dense_gradient",
@@ -124,7 +126,10 @@ def like(x: jax.Array) -> jax.ShapeDtypeStruct:
 
 
 def call(
-    name: str, results: list[jax.ShapeDtypeStruct], *args: jax.Array | np.ndarray, **attributes: bool | np.float32
+    name: str,
+    results: list[jax.ShapeDtypeStruct],
+    *args: jax.Array | np.ndarray,
+    **attributes: bool | np.float32 | np.ndarray,
 ) -> Sequence[jax.Array]:
     """The results of one handler. Under vmap one call after the other."""
     if status().instruction_set is None:

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
+from smallvit import kernels
 from smallvit.layers.dense import align, at_least_float32, multiply
 from smallvit.layers.size import Size, pair
 
@@ -26,6 +27,7 @@ class Conv(nn.Module):
     depthwise: bool = False
     use_bias: bool = True
     dtype: DTypeLike = jnp.float32
+    kernel_init: jax.nn.initializers.Initializer = nn.initializers.lecun_normal()
 
     @nn.compact
     def __call__(self, x: Float[Array, "b h w c"]) -> Float[Array, "b i j k"]:
@@ -33,24 +35,39 @@ class Conv(nn.Module):
         if self.depthwise and self.features % channels:
             raise ValueError(f"{self.features} features of a depthwise Conv must be a multiple of {channels} channels")
         shape = (*pair(self.kernel_size), 1 if self.depthwise else channels, self.features)
-        kernel = self.param("kernel", nn.initializers.lecun_normal(), shape)
-        down, across = (self.padding, self.padding) if isinstance(self.padding, int) else self.padding
+        kernel = self.param("kernel", self.kernel_init, shape)
+        padding = (self.padding, self.padding) if isinstance(self.padding, int) else self.padding
+        bias = self.param("bias", nn.initializers.zeros, (self.features,)) if self.use_bias else None
         convolve = depthwise_conv if self.depthwise else _convolve
-        y = convolve(x.astype(self.dtype), kernel.astype(self.dtype), pair(self.stride), (down, across))
-        if self.use_bias:
-            y = y + align(self.param("bias", nn.initializers.zeros, (self.features,)), y).astype(y.dtype)
-        return y
+        y = convolve(x.astype(self.dtype), kernel.astype(self.dtype), pair(self.stride), padding)
+        return y if bias is None else y + align(bias, y).astype(y.dtype)
 
 
 def _convolve(x: Array, kernel: Array, stride: tuple[int, int], padding: tuple[int, int]) -> Array:
     # On a CPU the gradients take half the time as matrix products, for which x is copied. Not where that grows much.
     if jax.default_backend() == "cpu" and prod(kernel.shape[:2]) <= 4 * prod(stride):
-        padded, places = _reads(stride, padding, x, kernel)
-        patches = jnp.concatenate([padded[:, rows, columns] for _, _, rows, columns in places], axis=-1)
-        y = multiply(patches.reshape(-1, patches.shape[-1]), kernel.reshape(-1, kernel.shape[-1]))
-        return y.reshape(*patches.shape[:3], -1)
+        p, q, _, features = kernel.shape
+        patches = unfold(x, (p, q), stride, padding)
+        y = multiply(patches.reshape(-1, patches.shape[-1]), kernel.reshape(-1, features))
+        return y.reshape(*patches.shape[:3], features)
     (down, across), numbers = padding, ("NHWC", "HWIO", "NHWC")
     return jax.lax.conv_general_dilated(x, kernel, stride, ((down, down), (across, across)), dimension_numbers=numbers)
+
+
+def unfold(
+    x: Float[Array, "b h w c"], size: tuple[int, int], stride: tuple[int, int], padding: tuple[int, int]
+) -> Float[Array, "b i j d"]:
+    """Windows of a grid at every stride, flattened row by row, the channels fastest; zeros stand around the grid."""
+    if kernels.unfolds(x, size, stride, padding):
+        return kernels.unfold(x, size, stride, padding)
+    x = jnp.pad(x, [(0, 0), *((side, side) for side in padding), (0, 0)])
+    # Strided slices, for a gather's derivative is far slower: of columns, then of rows.
+    for axis in (2, 1):
+        length, step = size[axis - 1], stride[axis - 1]
+        reach = (x.shape[axis] - length) // step * step + 1
+        places = (jax.lax.slice_in_dim(x, first, first + reach, step, axis) for first in range(length))
+        x = jnp.concatenate(list(places), axis=-1)
+    return x
 
 
 def depthwise_conv(

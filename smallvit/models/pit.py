@@ -113,8 +113,8 @@ class PiT(SequenceClassifier, kw_only=True):
         if self.spt:
             shift = (down // 2, across // 2) if self.spt_shift is None else self.spt_shift
             image = shifted_copies(image, shift, spt_directions(self.spt))
-        conv = partial(nn.Conv, kernel_init=nn.initializers.xavier_normal(), dtype=self.dtype, name="patches")
-        return conv(self.dim, (p, q), (down, across), padding=0)(image)
+        conv = partial(Conv, kernel_init=nn.initializers.xavier_normal(), dtype=self.dtype, name="patches")
+        return conv(self.dim, (p, q), (down, across))(image)
 
     def _pool(self, dim: int, grid: tuple[int, int], dense: Factory, name: str) -> nn.Module:
         if self.spt and self.spt_pool:

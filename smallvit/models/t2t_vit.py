@@ -31,6 +31,7 @@ from smallvit.layers import (
     pair,
     shifted_copies,
     spt_directions,
+    unfold,
 )
 from smallvit.registry import register
 
@@ -134,11 +135,7 @@ def soft_split(x: Float[Array, "b H W c"], kernel: int, stride: int) -> Float[Ar
             f"a soft split of kernel {kernel} does not fit {x.shape[1]} x {x.shape[2]} tokens: "
             "choose smaller kernels or fewer t2t_layers, or a larger image"
         )
-    x = jnp.pad(x, ((0, 0), (pad, pad), (pad, pad), (0, 0)))
-    # One strided slice for each place in the window: a gather's derivative is far slower.
-    rows = [slice(i, i + stride * (height - 1) + 1, stride) for i in range(kernel)]
-    columns = [slice(j, j + stride * (width - 1) + 1, stride) for j in range(kernel)]
-    return jnp.concatenate([x[:, row, column] for row in rows for column in columns], axis=-1)
+    return unfold(x, (kernel, kernel), (stride, stride), (pad, pad))
 
 
 def sinusoid(length: int, dim: int) -> Float[np.ndarray, "n d"]:

@@ -1,0 +1,59 @@
+"""What a convolution reads, gathered, so that it is one matrix product."""
+
+from functools import partial
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+
+from smallvit.kernels.library import call, some, usable
+
+Pair = tuple[int, int]
+
+
+class _Geometry(NamedTuple):
+    images: tuple[int, ...]  # b h w c
+    size: Pair
+    stride: Pair
+    padding: Pair
+
+    def windows(self) -> tuple[int, ...]:
+        """The shape of what is read, (b, i, j, p q c)."""
+        (b, *sides, c), (tall, wide) = self.images, self.size
+        axes = zip(sides, self.size, self.stride, self.padding, strict=True)
+        steps = ((side + 2 * padding - size) // stride + 1 for side, size, stride, padding in axes)
+        return b, *steps, tall * wide * c
+
+    def attributes(self) -> dict[str, np.ndarray]:
+        return {name: np.asarray(getattr(self, name), np.int64) for name in ("size", "stride", "padding")}
+
+
+def unfolds(x: Array, size: Pair, stride: Pair, padding: Pair) -> bool:
+    """Whether `unfold` takes these."""
+    return (
+        usable()
+        and x.dtype in (jnp.float32, jnp.bfloat16)
+        and x.ndim == 4
+        and some(*x.shape)
+        and some(*_Geometry(x.shape, size, stride, padding).windows())
+    )
+
+
+def unfold(x: Float[Array, "b h w c"], size: Pair, stride: Pair, padding: Pair) -> Float[Array, "b i j d"]:
+    """Windows at every stride, flattened row by row, the channels fastest; zeros stand around the grid."""
+    return _unfold(_Geometry(x.shape, size, stride, padding), x)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _unfold(geometry: _Geometry, x: Array) -> Array:
+    return call("unfold", [jax.ShapeDtypeStruct(geometry.windows(), x.dtype)], x, **geometry.attributes())[0]
+
+
+def _fold(geometry: _Geometry, _: None, dy: Array) -> tuple[Array]:
+    (dx,) = call("fold", [jax.ShapeDtypeStruct(geometry.images, dy.dtype)], dy, **geometry.attributes())
+    return (dx,)
+
+
+_unfold.defvjp(lambda geometry, x: (_unfold(geometry, x), None), _fold)
