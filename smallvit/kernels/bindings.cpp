@@ -545,12 +545,17 @@ ffi::Error fold(ffi::ThreadPool pool, ffi::AnyBuffer dy, ffi::Result<ffi::AnyBuf
 // How much of `size` is one part: whole units, at most about `most`, and so that the threads share all parts evenly.
 // There are `others` times as many parts in all, for the other axis is divided, too.
 int64_t even_step(int64_t size, int64_t unit, int64_t most, int64_t threads, int64_t others = 1) {
-  int64_t parts = std::max<int64_t>(1, count(size, most));
-  while (parts * others % threads && parts < size / (2 * unit)) parts++;
-  return count(count(size, parts), unit) * unit;
+  const int64_t fewest = std::max<int64_t>(1, count(size, most)), last = std::max(fewest, size / (2 * unit));
+  int64_t best = 0, least = INT64_MAX;
+  for (int64_t parts = fewest; parts <= std::min(last, 2 * fewest + threads); parts++) {
+    const int64_t step = count(count(size, parts), unit) * unit;
+    const int64_t longest = count(count(size, step) * others, threads) * step;  // what one thread does
+    if (longest < least) best = step, least = longest;
+  }
+  return best;
 }
 
-// `plain`: where the product alone goes, or null.
+// `plain`: where what goes into the GELU is kept, or null.
 void run_dense(ffi::ThreadPool& pool, const ffi::AnyBuffer& x, const ffi::AnyBuffer& weights,
                const ffi::AnyBuffer& bias, ffi::AnyBuffer& y, void* plain, bool turned, bool gelu) {
   Dense task;
@@ -571,9 +576,10 @@ void run_dense(ffi::ThreadPool& pool, const ffi::AnyBuffer& x, const ffi::AnyBuf
   task.turned = turned;
   task.gelu = gelu;
   const Kernels& kernels = kernels_for(x);
-  constexpr int64_t FITS = 1 << 15, WIDEST = 192, TALLEST = 1024;  // numbers of the weights, columns, rows
-  const int64_t threads = pool.num_threads();
-  const int64_t most = std::clamp(FITS / std::clamp<int64_t>(task.depth, 1, DEEPEST), kernels.width, WIDEST);
+  constexpr int64_t FITS = 1 << 16, WIDEST = 192, TALLEST = 1024;  // numbers of the weights, columns, rows
+  const int64_t threads = pool.num_threads(), depth = std::max<int64_t>(1, task.depth);
+  const int64_t deep = is_float32(x) ? count(depth, count(depth, DEEPEST)) : depth;  // bfloat16 sums are not divided
+  const int64_t most = std::clamp(FITS / deep, kernels.width, WIDEST);
   const int64_t width = even_step(task.columns, kernels.width, most, 1), across = count(task.columns, width);
   const int64_t height = even_step(task.rows, kernels.height, TALLEST, threads, across);
   const int64_t tasks = count(task.rows, height) * across;

@@ -216,17 +216,44 @@ INLINE Normal normal(V x) {
   return {x < 0.0f ? tail : 1.0f - tail, e * 0.398942280f};
 }
 
+// The first of the two by itself, absolute error 1e-7: 1/2 + x p(x^2) / q(x^2), a minimax fit, which is 0 or 1 outside.
+INLINE V below(V x) {
+  constexpr float END = 5.5f;
+  V y = x > -END ? x : splat(-END);
+  y = y < END ? y : splat(END);
+  V u = y * y;
+  V p = splat(1.109311466e-10f);
+  p = p * u - 2.240358272e-8f;
+  p = p * u + 3.401463836e-6f;
+  p = p * u + 1.832885536e-4f;
+  p = p * u + 4.589235266e-3f;
+  p = p * u + 3.712094945e-2f;
+  p = p * u + 3.989420717e-1f;
+  V q = splat(6.681459582e-5f);
+  q = q * u + 1.903829900e-3f;
+  q = q * u + 2.979458564e-2f;
+  q = q * u + 2.597118509e-1f;
+  q = q * u + 1.0f;
+  return x < -END ? V{} : y * p / q + 0.5f;
+}
+
 constexpr int64_t LINE = 16;  // numbers of a cache line
 
 constexpr int64_t padded(int64_t size) { return (size + LANES - 1) / LANES * LANES; }
 
-// c (rows x columns) = a b, or c += a b. Rows of b and c are whole vectors; `a` is read element by element, at
+// What a product comes on top of: the rows at `from`, one and the same row for a step of 0, or nothing for null.
+struct Onto {
+  const float* from = nullptr;
+  int64_t row = 0;
+};
+
+// c (rows x columns) = onto + a b. Rows of b and c are whole vectors; `a` is read element by element, at
 // a[row * a_row + k * a_k]. All in float32. FAR: neither c nor the next rows of `a` are in the first-level cache yet.
-template <int R, int C, bool ADD, bool FAR = false>
+template <int R, int C, bool FAR = false>
 INLINE void block(int64_t depth, const float* a, int64_t a_row, int64_t a_k, const float* b, int64_t b_row, float* c,
-                  int64_t c_row) {
+                  int64_t c_row, Onto onto) {
   V total[R][C] = {};
-  if (ADD || FAR)
+  if (FAR || onto.from == c)
     for (int i = 0; i < R; i++) __builtin_prefetch(c + i * c_row, 1);
   for (int64_t k = 0; k < depth; k++) {
     if (FAR && k % LINE == 0)
@@ -240,55 +267,60 @@ INLINE void block(int64_t depth, const float* a, int64_t a_row, int64_t a_k, con
     a += a_k;
     b += b_row;
   }
+  if (onto.from)
+    for (int i = 0; i < R; i++)
+      for (int j = 0; j < C; j++) total[i][j] += load(onto.from + i * onto.row + j * LANES);
   for (int i = 0; i < R; i++)
-    for (int j = 0; j < C; j++) {
-      float* p = c + i * c_row + j * LANES;
-      store(p, ADD ? load(p) + total[i][j] : total[i][j]);
-    }
+    for (int j = 0; j < C; j++) store(c + i * c_row + j * LANES, total[i][j]);
 }
 
-template <int R, int C, bool ADD, bool ACROSS, bool FAR>
+template <int R, int C, bool ACROSS, bool FAR>
 void rows(int64_t count, int64_t depth, const float* a, int64_t a_stride, const float* b, int64_t b_row, float* c,
-          int64_t c_row) {
+          int64_t c_row, Onto onto) {
   const int64_t a_row = ACROSS ? 1 : a_stride, a_k = ACROSS ? a_stride : 1;
-  for (; count; count--, a += R * a_row, c += R * c_row) block<R, C, ADD, FAR>(depth, a, a_row, a_k, b, b_row, c, c_row);
+  for (; count; count--, a += R * a_row, c += R * c_row) {
+    block<R, C, FAR>(depth, a, a_row, a_k, b, b_row, c, c_row, onto);
+    if (onto.from) onto.from += R * onto.row;
+  }
 }
 
 // Rows are shared out evenly: 65 of them are ten blocks of 6 and one of 5, not ten of 6, one of 4 and one of 1.
-template <int R, int C, bool ADD, bool ACROSS, bool FAR>
+template <int R, int C, bool ACROSS, bool FAR>
 void share(int64_t size, int64_t count, int64_t depth, const float* a, int64_t a_stride, const float* b, int64_t b_row,
-           float* c, int64_t c_row) {
-  if (size == R) return rows<R, C, ADD, ACROSS, FAR>(count, depth, a, a_stride, b, b_row, c, c_row);
-  if constexpr (R > 1) share<R - 1, C, ADD, ACROSS, FAR>(size, count, depth, a, a_stride, b, b_row, c, c_row);
+           float* c, int64_t c_row, Onto onto) {
+  if (size == R) return rows<R, C, ACROSS, FAR>(count, depth, a, a_stride, b, b_row, c, c_row, onto);
+  if constexpr (R > 1) share<R - 1, C, ACROSS, FAR>(size, count, depth, a, a_stride, b, b_row, c, c_row, onto);
 }
 
-template <int C, bool ADD, bool ACROSS, bool FAR = false>
+template <int C, bool ACROSS, bool FAR = false>
 void panel(int64_t height, int64_t depth, const float* a, int64_t a_stride, const float* b, int64_t b_row, float* c,
-           int64_t c_row) {
+           int64_t c_row, Onto onto) {
   const int64_t blocks = (height + ROWS - 1) / ROWS, size = height / blocks, larger = height % blocks;
   const int64_t a_row = ACROSS ? 1 : a_stride;
-  if (larger) share<ROWS, C, ADD, ACROSS, FAR>(size + 1, larger, depth, a, a_stride, b, b_row, c, c_row);
+  if (larger) share<ROWS, C, ACROSS, FAR>(size + 1, larger, depth, a, a_stride, b, b_row, c, c_row, onto);
   const int64_t done = larger * (size + 1);
-  a += done * a_row, c += done * c_row;
-  share<ROWS, C, ADD, ACROSS, FAR>(size, blocks - larger, depth, a, a_stride, b, b_row, c, c_row);
+  if (onto.from) onto.from += done * onto.row;
+  share<ROWS, C, ACROSS, FAR>(size, blocks - larger, depth, a + done * a_row, a_stride, b, b_row, c + done * c_row,
+                              c_row, onto);
 }
 
-template <int C, bool ADD, bool ACROSS>
+template <int C, bool ACROSS>
 void remainder(int64_t vectors, int64_t height, int64_t depth, const float* a, int64_t a_stride, const float* b,
-               int64_t b_row, float* c, int64_t c_row) {
-  if (vectors == C) return panel<C, ADD, ACROSS>(height, depth, a, a_stride, b, b_row, c, c_row);
-  if constexpr (C > 1) remainder<C - 1, ADD, ACROSS>(vectors, height, depth, a, a_stride, b, b_row, c, c_row);
+               int64_t b_row, float* c, int64_t c_row, Onto onto) {
+  if (vectors == C) return panel<C, ACROSS>(height, depth, a, a_stride, b, b_row, c, c_row, onto);
+  if constexpr (C > 1) remainder<C - 1, ACROSS>(vectors, height, depth, a, a_stride, b, b_row, c, c_row, onto);
 }
 
-// ACROSS: `a` is given transposed, so that its stride is from one k to the next.
+// c = a b or, to ADD, c += a b. ACROSS: `a` is given transposed, so that its stride is from one k to the next.
 template <bool ADD, bool ACROSS>
 void product(int64_t height, int64_t width, int64_t depth, const float* a, int64_t a_stride, const float* b,
              int64_t b_row, float* c, int64_t c_row) {
   if (!height) return;
   int64_t vectors = width / LANES;
   for (; vectors >= COLUMNS; vectors -= COLUMNS, b += COLUMNS * LANES, c += COLUMNS * LANES)
-    panel<COLUMNS, ADD, ACROSS>(height, depth, a, a_stride, b, b_row, c, c_row);
-  if (vectors) remainder<COLUMNS, ADD, ACROSS>(vectors, height, depth, a, a_stride, b, b_row, c, c_row);
+    panel<COLUMNS, ACROSS>(height, depth, a, a_stride, b, b_row, c, c_row, {ADD ? c : nullptr, c_row});
+  if (vectors)
+    remainder<COLUMNS, ACROSS>(vectors, height, depth, a, a_stride, b, b_row, c, c_row, {ADD ? c : nullptr, c_row});
 }
 
 // Rows as float32, filled up with zeros to whole vectors.
@@ -550,7 +582,7 @@ void gelu_forward(const Gelu& task, int64_t from, int64_t to) {
     T* y = static_cast<T*>(task.y) + i * d;
     each(d, [&](int64_t j, auto count) INLINE_LAMBDA {
       V u = load(x + j, count) + load(task.bias + j, count);
-      store(y + j, u * normal(u).below, count);
+      store(y + j, u * below(u), count);
     });
   }
 }
@@ -712,28 +744,36 @@ INLINE int64_t tall(int64_t depth) {
   return fit > 192 ? 192 : fit < 4 * ROWS ? 4 * ROWS : fit / ROWS * ROWS;
 }
 
+// Whether rows of `a` are copied before they are multiplied: as float32, or because they are whole pages apart, so that
+// the same few places of the first-level cache would have to hold them all.
+template <class T>
+INLINE bool copied(int64_t depth) {
+  return !is_float<T> || depth % 1024 == 0;
+}
+
+// How far apart the copies are.
+INLINE int64_t copied_row(int64_t deep) { return padded(deep) + LINE; }
+
 template <class T>
 int64_t dense_scratch(const Dense& task, int64_t columns) {
   const int64_t deep = deepest<T>(task.depth);
-  return (columns + WIDE) * deep + tall(task.depth) * (WIDE + (is_float<T> ? 0 : padded(deep)));
+  return (columns + WIDE) * (deep + 1) + tall(task.depth) * (WIDE + (copied<T>(task.depth) ? copied_row(deep) : 0));
 }
 
-// What becomes of a panel of products, or of a part of their sums: `more` comes on top of what is there already, and
-// behind the `last` part c and, where wanted, the products themselves are done.
+// What becomes of a panel of products, or of a part of their sums, at x: where that is not the result itself, it goes
+// there, with `more` on top of what is there already; behind the `last` part comes the GELU.
 template <class T>
 void finish_panel(const Dense& task, const float* x, int64_t stride, int64_t top, int64_t bottom, int64_t left,
-                  int64_t width, bool more, bool last) {
+                  int64_t width, bool in_place, bool more, bool last) {
+  const bool gelu = last && task.gelu, keep = !in_place && (task.plain || !gelu);
   for (int64_t i = top; i < bottom; i++, x += stride) {
     T* c = static_cast<T*>(task.c) + i * task.columns + left;
-    T* plain = task.plain ? static_cast<T*>(task.plain) + i * task.columns + left : nullptr;
-    T* sum = plain ? plain : c;
+    T* sum = task.plain ? static_cast<T*>(task.plain) + i * task.columns + left : c;
     each(width, [&](int64_t j, auto count) INLINE_LAMBDA {
       V y = load(x + j, count);
       if (more) y += load(sum + j, count);
-      if (plain || !last) store(sum + j, y, count);
-      if (!last) return;
-      if (task.bias) y += load(task.bias + left + j, count);
-      store(c + j, task.gelu ? y * normal(y).below : y, count);
+      if (keep) store(sum + j, y, count);
+      if (gelu) store(c + j, y * below(y), count);
     });
   }
 }
@@ -741,12 +781,14 @@ void finish_panel(const Dense& task, const float* x, int64_t stride, int64_t top
 // The columns of b are packed, and some rows after the others go past one panel of them, then past the next.
 template <class T>
 void dense(const Dense& task, int64_t top, int64_t bottom, int64_t left, int64_t right, float* scratch) {
-  const int64_t depth = task.depth, columns = task.columns, step = tall(depth);
+  const int64_t depth = task.depth, columns = task.columns, step = tall(depth), whole = right - left + WIDE;
   const T* given = static_cast<const T*>(task.b);
+  float* bias = scratch;
+  if (task.bias) pack(task.bias + left, 0, 1, right - left, 1.0f, bias);
   in_parts(depth, deepest<T>(depth), [&](int64_t k, int64_t deep) {
-    float* b = scratch;
-    float* tile = b + (right - left + WIDE - 1) / WIDE * WIDE * deep;
-    float* copy = tile + step * WIDE;
+    float* b = bias + whole;
+    float* tile = b + whole * deep;
+    float* copies = tile + step * WIDE;
     if (task.turned)
       pack_rows(given + left * depth + k, depth, deep, right - left, b);
     else
@@ -754,22 +796,27 @@ void dense(const Dense& task, int64_t top, int64_t bottom, int64_t left, int64_t
     const bool last = k + deep == depth;
     for (int64_t i = top; i < bottom; i += step) {
       const int64_t rows = bottom - i < step ? bottom - i : step;
+      const float* a;
+      int64_t a_row;
       const T* x = static_cast<const T*>(task.a) + i * depth + k;
-      if (!is_float<T>) pack(x, depth, rows, deep, 1.0f, copy);
-      const float* a = is_float<T> ? reinterpret_cast<const float*>(x) : copy;
-      const int64_t a_row = is_float<T> ? depth : padded(deep);
+      if (copied<T>(depth)) {
+        a = copies, a_row = copied_row(deep);
+        for (int64_t r = 0; r < rows; r++) pack(x + r * depth, 0, 1, deep, 1.0f, copies + r * a_row);
+      } else {
+        a = reinterpret_cast<const float*>(x), a_row = depth;
+      }
       for (int64_t j = left; j < right; j += WIDE) {
         const float* panel_b = b + (j - left) * deep;
         const int64_t width = right - j < WIDE ? right - j : WIDE;
-        const bool in_place = is_float<T> && width == WIDE;  // in c itself
+        const bool in_place = is_float<T> && width == WIDE;  // in the result itself
         float* c = in_place ? static_cast<float*>(task.plain ? task.plain : task.c) + i * columns + j : tile;
         const int64_t c_row = in_place ? columns : WIDE;
-        if (in_place && k)
-          panel<COLUMNS, true, false, true>(rows, deep, a, a_row, panel_b, WIDE, c, c_row);
-        else
-          panel<COLUMNS, false, false, true>(rows, deep, a, a_row, panel_b, WIDE, c, c_row);
-        if (!in_place || (last && (task.bias || task.gelu)))
-          finish_panel<T>(task, c, c_row, i, i + rows, j, width, k && !in_place, last);
+        Onto onto;
+        if (!k && task.bias) onto.from = bias + j - left;
+        if (k && in_place) onto = {c, c_row};
+        panel<COLUMNS, false, true>(rows, deep, a, a_row, panel_b, WIDE, c, c_row, onto);
+        if (!in_place || (last && task.gelu))
+          finish_panel<T>(task, c, c_row, i, i + rows, j, width, in_place, k && !in_place, last);
       }
     }
   });
@@ -830,13 +877,10 @@ void dense_gradient(const DenseGradient& task, int64_t top, int64_t bottom, int6
         const int64_t tall = height - i * ROWS, wide = width - j * WIDE;
         float* c = task.c + (top + i * ROWS) * columns + left + j * WIDE;
         if (tall >= ROWS && wide >= WIDE) {
-          if (k)
-            rows<ROWS, COLUMNS, true, true, false>(1, deep, a_panel, ROWS, b_panel, WIDE, c, columns);
-          else
-            rows<ROWS, COLUMNS, false, true, false>(1, deep, a_panel, ROWS, b_panel, WIDE, c, columns);
+          block<ROWS, COLUMNS>(deep, a_panel, 1, ROWS, b_panel, WIDE, c, columns, {k ? c : nullptr, columns});
           continue;
         }
-        rows<ROWS, COLUMNS, false, true, false>(1, deep, a_panel, ROWS, b_panel, WIDE, tile, WIDE);
+        block<ROWS, COLUMNS>(deep, a_panel, 1, ROWS, b_panel, WIDE, tile, WIDE, {});
         for (int64_t r = 0; r < ROWS && r < tall; r++)
           for (int64_t x = 0; x < WIDE && x < wide; x++)
             c[r * columns + x] = (k ? c[r * columns + x] : 0) + tile[r * WIDE + x];

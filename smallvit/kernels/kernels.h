@@ -64,7 +64,7 @@ struct Dense {
   const void *a = nullptr, *b = nullptr;
   const float* bias = nullptr;  // (columns), or null
   void* c = nullptr;
-  void* plain = nullptr;        // a b alone, or null where nobody wants it
+  void* plain = nullptr;        // a b + bias, or null where nobody wants it
   bool turned = false;          // b is (columns, depth)
   bool gelu = false;
 };

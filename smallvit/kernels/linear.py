@@ -68,8 +68,8 @@ def _gelu_forward(x: Array, kernel: Array, bias: Array | None) -> tuple[Array, t
 
 def _gelu_backward(saved: tuple, dy: Array) -> tuple[Array, Array, Array | None]:
     x, kernel, bias, plain = saved
-    shift = jnp.zeros(plain.shape[1:], jnp.float32) if bias is None else bias
-    dplain, dbias = call("gelu_backward", [like(plain), like(shift)], plain, shift, dy)
+    nothing = jnp.zeros(plain.shape[1:], jnp.float32)  # plain has the bias in it
+    dplain, dbias = call("gelu_backward", [like(plain), like(nothing)], plain, nothing, dy)
     dx, dkernel, _ = _gradients(x, kernel, dplain)
     return dx, dkernel, None if bias is None else dbias
 
