@@ -213,7 +213,7 @@ def test_rows(rows, d, dtype, offset, seed):
 @few
 @given(
     rows=st.one_of(st.integers(kernels.FEWEST, 60), st.just(450)),
-    d=st.one_of(st.integers(1, 40), st.sampled_from([130, 257, 800, 1601])),
+    d=st.one_of(st.integers(1, 40), st.sampled_from([130, 257, 800, 1024, 1601])),
     width=st.one_of(st.integers(1, 70), st.just(300)),
     dtype=st.sampled_from(["float32", "bfloat16"]),
     biased=st.booleans(),
