@@ -3,7 +3,7 @@
     make benchmark                                     all of it, the tables of docs/performance.md
     .venv-peers/bin/python -m benchmarks.peers --models swin_tiny --dtypes float32 --jobs infer
 
-A training step is forward, backward and AdamW on a fixed batch. Sides take turns and each keeps its best round, since
+A training step is forward, backward and AdamW on a fixed batch. Sides take turns and each keeps its fastest step, since
 the clock of a shared machine wanders: the ratio is what counts. Outputs are compared before anything is timed.
 """
 
@@ -186,13 +186,14 @@ def sides(name: str, dtype: str, wanted: list[str]) -> Iterator[Side]:
         yield torch_side("torch compile", again, images, labels, dtype)
 
 
-def timed(call: Callable[[], None], least: float) -> float:
-    """Seconds a call, over at least so many seconds."""
-    start, calls = time.perf_counter(), 0
-    while calls < 1 or time.perf_counter() - start < least:
+def fastest(call: Callable[[], None], least: float) -> float:
+    """Seconds of the fastest of the calls within so many seconds: a shared machine only ever makes them slower."""
+    start, seconds = time.perf_counter(), []
+    while not seconds or time.perf_counter() - start < least:
+        before = time.perf_counter()
         call()
-        calls += 1
-    return (time.perf_counter() - start) / calls
+        seconds.append(time.perf_counter() - before)
+    return min(seconds)
 
 
 def peak(dtype: str, rounds: int) -> float:
@@ -203,7 +204,7 @@ def peak(dtype: str, rounds: int) -> float:
     b = jnp.ones((n, n), dtype)
     dot = jax.jit(lambda b: jnp.dot(b, b, preferred_element_type=jnp.float32))
     calls = (lambda: torch.mm(a, a), lambda: dot(b).block_until_ready())
-    return n**3 / min(timed(call, 0.2) for _ in range(rounds) for call in calls)
+    return n**3 / min(fastest(call, 0.2) for _ in range(rounds) for call in calls)
 
 
 def main() -> None:
@@ -237,12 +238,12 @@ def main() -> None:
             cost = multiply_adds(peer.ours(), peer.size)
             for job in args.jobs:
                 for side in running:
-                    timed(getattr(side, job), 0.5)  # warms up
+                    fastest(getattr(side, job), 0.5)  # warms up
                     side.seconds = []
                 for _ in range(args.rounds):
                     most = max(most, peak(dtype, 1))  # it wanders with the clock, too
                     for side in running:
-                        side.seconds.append(timed(getattr(side, job), args.seconds))
+                        side.seconds.append(fastest(getattr(side, job), args.seconds))
                 rows += list(_rows(name, dtype, job, peer.batch, cost * (3 if job == "train" else 1) / most, running))
                 for row in rows[-len(running) :]:
                     print(_line(row), flush=True)

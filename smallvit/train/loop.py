@@ -242,7 +242,16 @@ def _trainer(config: TrainConfig, data: Dataset, spec: Spec, say: Reporter) -> T
             f"{config.machine.accumulate}: try {max(batch_size // parts, 1) * parts}"
         )
     machine = config.machine
-    trainer = Trainer(spec.create(), recipe, data, mesh, batch_size, config.seed, machine.accumulate, machine.remat)
+    trainer = Trainer(
+        spec.create(),
+        recipe,
+        data,
+        mesh,
+        batch_size,
+        config.seed,
+        accumulate=machine.accumulate,
+        remat=machine.remat,
+    )
     height, width = data.preprocess.size
     say(
         f"{spec.name}: {trainer.parameters:,} parameters, images {height} x {width} x {data.preprocess.channels}, "

@@ -1,0 +1,41 @@
+"""Figures of a run, each from plain arrays and lists; nothing here knows of pyplot or a screen."""
+
+from smallvit.plots.images import augmented, image_grid, mistakes, worst_mistakes
+from smallvit.plots.maps import (
+    Field,
+    Heads,
+    Panel,
+    attention,
+    explanation,
+    heads,
+    layers,
+    overlay,
+    receptive_fields,
+    upsampled,
+    upscaled,
+)
+from smallvit.plots.scores import comparison, confusion, curves, reliability
+from smallvit.plots.style import save
+
+__all__ = [
+    "Field",
+    "Heads",
+    "Panel",
+    "attention",
+    "augmented",
+    "comparison",
+    "confusion",
+    "curves",
+    "explanation",
+    "heads",
+    "image_grid",
+    "layers",
+    "mistakes",
+    "overlay",
+    "receptive_fields",
+    "reliability",
+    "save",
+    "upsampled",
+    "upscaled",
+    "worst_mistakes",
+]

@@ -1,0 +1,78 @@
+"""Figures of images: some of them, the mistakes, what augmentation does."""
+
+from collections.abc import Sequence
+
+import numpy as np
+from jaxtyping import Float, Integer
+from matplotlib.figure import Figure
+
+from smallvit.plots.style import MUTED, VAL, WRONG, Images, notice, short, show, styled, tiles
+
+MOST_MISTAKES = 24
+
+
+@styled
+def image_grid(images: Images, titles: Sequence[str], columns: int = 8) -> Figure:
+    if not len(images):
+        return notice("No images.")
+    figure, axes = tiles(len(images), min(columns, len(images)), images.shape[1] / images.shape[2], lines=1)
+    for each, image, title in zip(axes, images, titles, strict=True):
+        show(each, image)
+        each.set_title(short(title, 22), fontsize=8, fontweight="normal", pad=4)
+    return figure
+
+
+@styled
+def mistakes(
+    images: Images,
+    true: Integer[np.ndarray, " b"],
+    predicted: Integer[np.ndarray, " b"],
+    probability: Float[np.ndarray, " b"],
+    classes: Sequence[str],
+) -> Figure:
+    """The wrong images of these, the most confident first; `probability` is that of the predicted class."""
+    wrong = worst_mistakes(true, predicted, probability)
+    if not wrong.size:
+        return notice(f"No mistakes: all {len(true):,} images were classified as labelled.")
+    columns = min(6, max(len(wrong), 3))
+    figure, axes = tiles(len(wrong), columns, images.shape[1] / images.shape[2], lines=2)
+    for each, i in zip(axes, wrong, strict=True):
+        show(each, np.asarray(images[i]))
+        says = f"{short(classes[int(predicted[i])], 16)} {probability[i]:.0%}"
+        each.set_title(says, fontsize=8.5, color=WRONG, pad=17)
+        each.text(
+            0, 1.02, f"is {short(classes[int(true[i])], 18)}", transform=each.transAxes, fontsize=8.5, va="bottom"
+        )
+    return figure
+
+
+def worst_mistakes(
+    true: Integer[np.ndarray, " b"], predicted: Integer[np.ndarray, " b"], probability: Float[np.ndarray, " b"]
+) -> Integer[np.ndarray, " w"]:
+    """Which images `mistakes` shows, in its order."""
+    wrong = np.flatnonzero(true != predicted)
+    return wrong[np.argsort(-probability[wrong], kind="stable")][:MOST_MISTAKES]
+
+
+@styled
+def augmented(before: Images, after: Images) -> Figure:
+    """Pairs: each image above what training sees of it."""
+    if not len(before):
+        return notice("No images.")
+    columns = min(8, len(before))
+    blocks = -(-len(before) // columns)
+    aspect = before.shape[1] / before.shape[2]
+    width = max(10.0 / columns, 1.25) if columns > 1 else 2.4
+    figure = Figure(figsize=(columns * width + 0.4, blocks * (2 * width * aspect + 0.35)))
+    parts = figure.subfigures(blocks, 1, squeeze=False, hspace=0.04)
+    for block, part in enumerate(parts[:, 0]):
+        axes = part.subplots(2, columns, squeeze=False)
+        for row, (name, batch) in enumerate((("before", before), ("after", after))):
+            for column in range(columns):
+                i = block * columns + column
+                if i < len(batch):
+                    show(axes[row, column], np.asarray(batch[i]))
+                else:
+                    axes[row, column].set_axis_off()
+            axes[row, 0].set_ylabel(name, color=MUTED if row == 0 else VAL)
+    return figure

@@ -1,0 +1,159 @@
+"""Figures of numbers: of a training, of an evaluation, of several models."""
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from jaxtyping import Bool, Float, Integer
+from matplotlib.colors import LinearSegmentedColormap, PowerNorm
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+
+from smallvit.plots.style import INK, MUTED, TRAIN, VAL, notice, short, styled
+from smallvit.scores import calibration_bins, calibration_error
+
+BLUES = LinearSegmentedColormap.from_list("blues", ["#f7f9fc", "#c4d8f5", "#7fabea", "#1f6feb", "#0b3a86"])
+FEW = 10  # images of a bin
+
+
+@styled
+def curves(rows: Sequence[Mapping[str, float | int | None]]) -> Figure:
+    """Loss, top-1 and learning rate against `epoch`.
+
+    A row has any of train_loss, val_loss, train_top1, val_top1 (both in percent) and learning_rate.
+    """
+    if not rows:
+        return notice("No epoch has been finished yet.")
+    figure = Figure(figsize=(11, 3.4))
+    loss, top1, rate = figure.subplots(1, 3)
+    epochs = _series(rows, "epoch")[1]
+    first, last = min(epochs), max(epochs)
+    for axes, title, lines in (
+        (loss, "Loss", [("train_loss", "training", TRAIN), ("val_loss", "validation", VAL)]),
+        (top1, "Top-1, %", [("train_top1", "training", TRAIN), ("val_top1", "validation", VAL)]),
+        (rate, "Learning rate", [("learning_rate", "", VAL)]),
+    ):
+        axes.set_title(title)
+        axes.set_xlabel("epoch")
+        axes.grid(axis="y")
+        for key, label, colour in lines:
+            epochs, values = _series(rows, key)
+            axes.plot(epochs, values, color=colour, label=label, marker="o" if len(values) <= 12 else "")
+        axes.set_xlim(*((first - 0.5, last + 0.5) if last - first < 2 else (first, last)))
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1, nbins=8))
+        axes.margins(y=0.12)
+    epochs, values = _series(rows, "val_top1")
+    if values:
+        best = int(np.argmax(values))
+        top1.plot(
+            epochs[best], values[best], "o", color=VAL, markersize=7, markeredgecolor="white", clip_on=False, zorder=3
+        )
+        top1.set_title(f"Top-1, %: best {values[best]:.1f} at epoch {epochs[best]:.3g}")
+    rate.yaxis.set_major_formatter("{x:.3g}")
+    for axes in (loss, top1):
+        axes.legend(loc="best")
+    return figure
+
+
+@styled
+def confusion(matrix: Integer[np.ndarray, "k k"], classes: Sequence[str]) -> Figure:
+    """Rows are the true classes, columns the predicted ones; the colour is the share of the row."""
+    k = len(classes)
+    if matrix.shape != (k, k):
+        raise ValueError(f"a confusion matrix of shape {matrix.shape} for {k} classes: it must be {k} x {k}")
+    share = matrix / np.maximum(matrix.sum(axis=1, keepdims=True), 1)
+    named, numbered = k <= 60, k <= 20
+    side = float(np.clip(2.6 + 0.42 * k, 4.2, 9.5))
+    figure = Figure(figsize=(side + 0.9, side + 0.3))
+    axes = figure.subplots()
+    # Where no numbers stand in the cells, a few mistakes are to be seen as well.
+    norm = PowerNorm(1 if numbered else 0.5, vmin=0, vmax=1)
+    picture = axes.imshow(share, cmap=BLUES, norm=norm, interpolation="nearest")
+    right = np.trace(matrix) / max(matrix.sum(), 1)
+    axes.set_title(f"{right:.1%} of {matrix.sum():,} images on the diagonal")
+    axes.set_xlabel("predicted")
+    axes.set_ylabel("true")
+    for spine in axes.spines.values():
+        spine.set_visible(False)
+    if named:
+        size = 9.5 if k <= 20 else float(np.clip(330 / k, 5.5, 9))
+        names = [short(name, 18) for name in classes]
+        upright = max(map(len, names)) * k > 60
+        axes.set_xticks(range(k), names, fontsize=size, rotation=90 if upright else 0)
+        axes.set_yticks(range(k), names, fontsize=size)
+    else:
+        ticks = range(0, k, 20 if k <= 120 else 50)
+        axes.set_xticks(ticks)
+        axes.set_yticks(ticks)
+        axes.set_xlabel("predicted, number of the class")
+        axes.set_ylabel("true, number of the class")
+    if numbered:
+        size = float(np.clip(130 / k, 6.5, 12))
+        for i, j in np.argwhere(matrix):
+            colour = "white" if share[i, j] > 0.55 else INK
+            axes.text(j, i, f"{matrix[i, j]}", ha="center", va="center", color=colour, fontsize=size)
+        axes.set_xticks(np.arange(k - 1) + 0.5, minor=True)
+        axes.set_yticks(np.arange(k - 1) + 0.5, minor=True)
+        axes.grid(which="minor", color="white", linewidth=1.5)
+        axes.tick_params(which="minor", length=0)
+    bar = figure.colorbar(picture, ax=axes, shrink=0.6, aspect=28, pad=0.02, ticks=[0, 0.5, 1])
+    bar.ax.set_yticklabels(["0", "50", "100 %"])
+    bar.outline.set_visible(False)  # type: ignore[operator]  # matplotlib's stubs have it callable
+    return figure
+
+
+@styled
+def reliability(confidence: Float[np.ndarray, " b"], correct: Bool[np.ndarray, " b"], bins: int = 15) -> Figure:
+    """Of the images that the model is so sure of, how many are right; below, how many there are."""
+    if not confidence.size:
+        return notice("No images.")
+    centres, accuracy, sure, count = calibration_bins(confidence, correct, bins)
+    figure = Figure(figsize=(4.8, 5.4))
+    top, bottom = figure.subplots(2, 1, sharex=True, gridspec_kw={"height_ratios": [3.4, 1]})
+    filled = count > 0
+    top.plot([0, 1], [0, 1], color=MUTED, linewidth=1, linestyle=(0, (4, 4)), label="calibrated")
+    few = count < FEW  # their share says little
+    for which, colour, label in (
+        (filled & ~few, 0.45, "share that is right"),
+        (filled & few, 0.16, f"of under {FEW} images"),
+    ):
+        top.bar(centres[which], accuracy[which], width=0.86 / bins, color=BLUES(colour), label=label)
+    top.plot(sure[filled], accuracy[filled], "o", color=VAL, markeredgecolor="white")
+    top.set_title(f"Calibration: ECE {100 * calibration_error(confidence, correct, bins):.1f} %")
+    top.set_ylabel("right")
+    top.set_ylim(0, 1.02)
+    figure.legend(loc="outside lower center", ncols=3, columnspacing=1.2, handlelength=1.4)
+    bottom.bar(centres, count, width=0.86 / bins, color=TRAIN)
+    bottom.set_xlabel("the model's confidence")
+    bottom.set_ylabel("images")
+    bottom.set_xlim(0, 1)
+    bottom.yaxis.set_major_locator(MaxNLocator(integer=True, nbins=3))
+    for axis in (top.yaxis, bottom.xaxis):
+        axis.set_major_formatter(lambda value, _: f"{100 * value:.0f} %")
+    for axes in (top, bottom):
+        axes.grid(axis="y")
+    return figure
+
+
+@styled
+def comparison(scores: Mapping[str, Sequence[float]]) -> Figure:
+    """Top-1 in percent of each model: a dot for each seed, a line for the mean."""
+    figure = Figure(figsize=(7.5, 0.9 + 0.42 * len(scores)))
+    axes = figure.subplots()
+    for row, values in enumerate(scores.values()):
+        mean = sum(values) / len(values)
+        axes.plot(values, [row] * len(values), "o", color=VAL, alpha=0.55, markeredgewidth=0)
+        axes.plot([mean, mean], [row - 0.28, row + 0.28], color=INK, linewidth=2)
+        axes.annotate(f"{mean:.2f}", (mean, row - 0.3), ha="center", va="bottom", fontsize=8.5, color=INK)
+    axes.set_yticks(range(len(scores)), [short(name, 40) for name in scores])
+    axes.set_ylim(len(scores) - 0.5, -0.75)
+    axes.margins(x=0.12)
+    axes.set_xlabel("top-1 in %")
+    axes.grid(axis="x")
+    return figure
+
+
+def _series(rows: Sequence[Mapping[str, float | int | None]], key: str) -> tuple[list[float], list[float]]:
+    """(epochs, values) of the rows that have this value; counted from 1 where rows do not say their epoch."""
+    numbered = [({"epoch": i} | dict(row)) for i, row in enumerate(rows, 1)]
+    pairs = [(row["epoch"], value) for row in numbered if (value := row.get(key)) is not None]
+    return [float(epoch or 0) for epoch, _ in pairs], [float(value) for _, value in pairs]

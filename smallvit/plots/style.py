@@ -1,0 +1,92 @@
+"""How all figures look, and what they are made of."""
+
+import warnings
+from pathlib import Path
+
+import matplotlib
+import numpy as np
+from jaxtyping import UInt8
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from smallvit.files import write_safely
+
+INK, MUTED, FAINT = "#1f2933", "#66727f", "#e4e8ec"
+TRAIN, VAL, WRONG = "#8a97a6", "#1f6feb", "#c8402f"
+
+Images = UInt8[np.ndarray, "b H W c"]
+
+styled = matplotlib.rc_context(
+    {
+        "figure.constrained_layout.use": True,
+        "figure.constrained_layout.w_pad": 0.06,
+        "figure.constrained_layout.h_pad": 0.06,
+        "figure.dpi": 120,
+        "savefig.dpi": 120,
+        "font.family": "sans-serif",
+        "font.sans-serif": ["DejaVu Sans"],
+        "font.size": 9.5,
+        "axes.titlesize": 10.5,
+        "axes.titleweight": "bold",
+        "axes.titlelocation": "left",
+        "axes.titlepad": 8,
+        "axes.labelsize": 9.5,
+        "axes.labelcolor": MUTED,
+        "axes.edgecolor": "#c5ccd3",
+        "axes.spines.top": False,
+        "axes.spines.right": False,
+        "axes.grid": False,
+        "axes.axisbelow": True,
+        "grid.color": FAINT,
+        "text.color": INK,
+        "text.parse_math": False,  # names of classes and files may hold a dollar sign
+        "xtick.color": MUTED,
+        "ytick.color": MUTED,
+        "xtick.major.size": 0,
+        "ytick.major.size": 0,
+        "legend.frameon": False,
+        "lines.linewidth": 1.8,
+        "lines.markersize": 4.5,
+        "lines.solid_capstyle": "round",
+    }
+)
+
+
+def save(figure: Figure, path: Path) -> None:
+    """As PNG; a reader of `path` sees the old file or the whole new one."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Glyph .* missing")  # a box stands for a letter the font does not have
+        write_safely(path, lambda temporary: figure.savefig(temporary, format="png", facecolor="white"))
+
+
+def notice(text: str) -> Figure:
+    figure = Figure(figsize=(6, 1.1))
+    figure.text(0.5, 0.5, text, ha="center", va="center", color=MUTED, fontsize=11)
+    return figure
+
+
+def tiles(count: int, columns: int, aspect: float, lines: int) -> tuple[Figure, list[Axes]]:
+    """A figure of so many places for images, `lines` of text above each."""
+    rows = -(-count // columns)
+    width = max(10.0 / max(columns, 4), 1.2)
+    figure = Figure(figsize=(columns * width, rows * (width * aspect + 0.1 + 0.2 * lines)))
+    axes = figure.subplots(rows, columns, squeeze=False)
+    for empty in axes.flat[count:]:
+        empty.set_axis_off()
+    return figure, list(axes.flat[:count])
+
+
+def show(axes: Axes, image: np.ndarray) -> None:
+    """Without interpolation, so that the pixels of a small image stay crisp."""
+    grey = image.shape[-1] == 1
+    axes.imshow(image[..., 0] if grey else image, cmap="gray", vmin=0, vmax=255, interpolation="nearest")
+    axes.set_xticks([])
+    axes.set_yticks([])
+    for spine in axes.spines.values():
+        spine.set_visible(False)
+
+
+def short(text: str, width: int) -> str:
+    """On one line, and no longer than that."""
+    text = " ".join(text.split())
+    return text if len(text) <= width else text[: width - 1].rstrip() + "…"
