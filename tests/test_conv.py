@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from smallvit.layers import BatchNorm, Conv
+from smallvit.layers import BatchNorm, Conv, plain_convolutions
 from smallvit.layers.conv import depthwise_conv
 
 
@@ -104,3 +104,16 @@ def test_the_derivative_of_batch_norm_is_autodiffs():
 
     for a, b in zip(*(jax.vjp(f, x, scale, bias)[1](dy) for f in (ours, plain)), strict=True):
         np.testing.assert_allclose(a, b, atol=1e-5)
+
+
+@pytest.mark.parametrize("depthwise", [False, True])
+def test_a_plain_convolution_is_one_operation_with_the_same_result(depthwise):
+    image = jax.random.normal(jax.random.key(0), (2, 9, 8, 4))
+    conv = Conv(8, 3, 2, 1, depthwise)
+    variables = conv.init(jax.random.key(1), image)
+    apply = jax.jit(conv.apply)
+    ours = apply(variables, image)
+    assert "stablehlo.convolution" not in apply.lower(variables, image).as_text()
+    with plain_convolutions():
+        np.testing.assert_allclose(apply(variables, image), ours, atol=1e-5)
+        assert apply.lower(variables, image).as_text().count("stablehlo.convolution") == 1

@@ -11,7 +11,7 @@ Axes have the same letters everywhere, in einops, in einsum and in types:
 from smallvit.layers.attention import Attend, Attention, HeadMix, LSAOption
 from smallvit.layers.block import MLP, Block, DropPath, LayerScale, ramp, recompute
 from smallvit.layers.classifier import Classifier, SequenceClassifier
-from smallvit.layers.conv import BatchNorm, Conv, ConvNorm, unfold
+from smallvit.layers.conv import BatchNorm, Conv, ConvNorm, plain_convolutions, unfold
 from smallvit.layers.dense import Dense, Factory, LayerNorm
 from smallvit.layers.patch import (
     SPT,
@@ -75,6 +75,7 @@ __all__ = [
     "patch_of",
     "patchify",
     "per_stage",
+    "plain_convolutions",
     "pool_tokens",
     "ramp",
     "recompute",

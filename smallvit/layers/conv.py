@@ -1,5 +1,7 @@
 """Convolutions over a grid, and batch normalisation, which goes with them."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial, reduce
 from math import prod
 
@@ -12,6 +14,19 @@ from jaxtyping import Array, Float
 from smallvit import kernels
 from smallvit.layers.dense import align, at_least_float32, multiply
 from smallvit.layers.size import Size, pair
+
+# jax traces anew when it changes.
+_plain = jax.make_user_context(False)
+
+
+@contextmanager
+def plain_convolutions() -> Iterator[None]:
+    """Convolutions within are one operation each, which every compiler knows, as in a program for other machines.
+
+    Otherwise a CPU has them as the sums and products that it computes faster, above all their gradients.
+    """
+    with _plain(True):
+        yield
 
 
 class Conv(nn.Module):
@@ -38,7 +53,7 @@ class Conv(nn.Module):
         kernel = self.param("kernel", self.kernel_init, shape)
         padding = (self.padding, self.padding) if isinstance(self.padding, int) else self.padding
         bias = self.param("bias", nn.initializers.zeros, (self.features,)) if self.use_bias else None
-        convolve = depthwise_conv if self.depthwise else _convolve
+        convolve = _plainly if _plain.value else depthwise_conv if self.depthwise else _convolve
         y = convolve(x.astype(self.dtype), kernel.astype(self.dtype), pair(self.stride), padding)
         return y if bias is None else y + align(bias, y).astype(y.dtype)
 
@@ -50,8 +65,18 @@ def _convolve(x: Array, kernel: Array, stride: tuple[int, int], padding: tuple[i
         patches = unfold(x, (p, q), stride, padding)
         y = multiply(patches.reshape(-1, patches.shape[-1]), kernel.reshape(-1, features))
         return y.reshape(*patches.shape[:3], features)
-    (down, across), numbers = padding, ("NHWC", "HWIO", "NHWC")
-    return jax.lax.conv_general_dilated(x, kernel, stride, ((down, down), (across, across)), dimension_numbers=numbers)
+    return _plainly(x, kernel, stride, padding)
+
+
+def _plainly(x: Array, kernel: Array, stride: tuple[int, int], padding: tuple[int, int]) -> Array:
+    return jax.lax.conv_general_dilated(
+        x,
+        kernel,
+        stride,
+        [(side, side) for side in padding],
+        dimension_numbers=("NHWC", "HWIO", "NHWC"),
+        feature_group_count=x.shape[-1] // kernel.shape[2],
+    )
 
 
 def unfold(
