@@ -390,6 +390,8 @@ def test_a_wrong_shape_is_an_error_and_not_a_crash():
         library.call(
             "norm_forward", [jax.ShapeDtypeStruct((2, 3), jnp.float32)], x, x[0, :2], x[0], epsilon=np.float32(0)
         )
+    with pytest.raises(jax.errors.JaxRuntimeError, match="must not be empty"):
+        linear._product(x[:, :0], x[:0], None)
     pairs = {"size": np.asarray([2, 2]), "stride": np.asarray([1, 1]), "padding": np.asarray([0, 0])}
     with pytest.raises(jax.errors.JaxRuntimeError, match="more windows than x has room for"):
         library.call("unfold", [jax.ShapeDtypeStruct((1, 4, 4, 4), jnp.float32)], jnp.zeros((1, 4, 4, 1)), **pairs)

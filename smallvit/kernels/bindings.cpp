@@ -517,7 +517,7 @@ Unfold unfold_task(const ffi::AnyBuffer& x, const ffi::AnyBuffer& y, Pair size, 
 }
 
 ffi::Error unfold(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::Result<ffi::AnyBuffer> y, Pair size, Pair stride,
-                   Pair padding) {
+                  Pair padding) {
   return guarded([&] {
     Unfold task = unfold_task(x, *y, size, stride, padding);
     task.from = x.untyped_data();
@@ -528,8 +528,8 @@ ffi::Error unfold(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::Result<ffi::AnyBu
   });
 }
 
-ffi::Error fold(ffi::ThreadPool pool, ffi::AnyBuffer dy, ffi::Result<ffi::AnyBuffer> dx, Pair size,
-                            Pair stride, Pair padding) {
+ffi::Error fold(ffi::ThreadPool pool, ffi::AnyBuffer dy, ffi::Result<ffi::AnyBuffer> dx, Pair size, Pair stride,
+                Pair padding) {
   return guarded([&] {
     Unfold task = unfold_task(*dx, dy, size, stride, padding);
     task.from = dy.untyped_data();
@@ -565,6 +565,7 @@ void run_dense(ffi::ThreadPool& pool, const ffi::AnyBuffer& x, const ffi::AnyBuf
        "the weights must be (width of x, columns) and of its type");
   task.columns = weights.dimensions()[!turned];
   need(is(y, {task.rows, task.columns}) && y.element_type() == x.element_type(), "y must be (rows, columns)");
+  need(x.element_count() && weights.element_count(), "x and the weights must not be empty");
   if (bias.element_count()) {
     need(is(bias, {task.columns}), "bias must have a number for each column");
     task.bias = floats(bias);
@@ -577,8 +578,8 @@ void run_dense(ffi::ThreadPool& pool, const ffi::AnyBuffer& x, const ffi::AnyBuf
   task.gelu = gelu;
   const Kernels& kernels = kernels_for(x);
   constexpr int64_t FITS = 1 << 16, WIDEST = 192, TALLEST = 1024;  // numbers of the weights, columns, rows
-  const int64_t threads = pool.num_threads(), depth = std::max<int64_t>(1, task.depth);
-  const int64_t deep = is_float32(x) ? count(depth, count(depth, DEEPEST)) : depth;  // bfloat16 sums are not divided
+  const int64_t threads = pool.num_threads(), parts = is_float32(x) ? count(task.depth, DEEPEST) : 1;
+  const int64_t deep = count(task.depth, parts);  // a part of the depth at a time, but for bfloat16
   const int64_t most = std::clamp(FITS / deep, kernels.width, WIDEST);
   const int64_t width = even_step(task.columns, kernels.width, most, 1), across = count(task.columns, width);
   const int64_t height = even_step(task.rows, kernels.height, TALLEST, threads, across);
@@ -610,6 +611,7 @@ ffi::Error dense_gradient(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::AnyBuffer
     read_rows(x, task.depth, task.rows);
     read_rows(dy, depth, task.columns);
     need(depth == task.depth && dy.element_type() == x.element_type(), "dy must have x's rows and type");
+    need(x.element_count() && dy.element_count(), "x and dy must not be empty");
     task.a = x.untyped_data();
     task.b = dy.untyped_data();
     task.c = sized(dweights, {task.rows, task.columns});

@@ -12,7 +12,7 @@ from smallvit.layers.attention import Attend, Attention, HeadMix, LSAOption
 from smallvit.layers.block import MLP, Block, DropPath, LayerScale, ramp, recompute
 from smallvit.layers.classifier import Classifier, SequenceClassifier
 from smallvit.layers.conv import BatchNorm, Conv, ConvNorm, plain_convolutions, unfold
-from smallvit.layers.dense import Dense, Factory, LayerNorm
+from smallvit.layers.dense import Dense, Factory, LayerNorm, exact_gelu
 from smallvit.layers.patch import (
     SPT,
     PatchEmbed,
@@ -69,6 +69,7 @@ __all__ = [
     "WindowAttention",
     "check_image",
     "check_pool",
+    "exact_gelu",
     "grid_size",
     "pair",
     "patch_embed",

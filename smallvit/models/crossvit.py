@@ -3,7 +3,6 @@
 from functools import partial
 
 import flax.linen as nn
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
@@ -25,6 +24,7 @@ from smallvit.layers import (
     Size,
     SPTOption,
     check_image,
+    exact_gelu,
     grid_size,
     pair,
     patch_embed,
@@ -136,7 +136,7 @@ class Visit(nn.Module):
         return self._project(x, cls.shape[-1], "return")
 
     def _project(self, x: Float[Array, "b 1 d"], dim: int, name: str) -> Float[Array, "b 1 e"]:
-        x = jax.nn.gelu(self.norm(name=f"{name}_norm")(x), approximate=False)
+        x = exact_gelu(self.norm(name=f"{name}_norm")(x))
         return self.dense(dim, name=name)(x)
 
 

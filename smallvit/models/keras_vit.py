@@ -7,7 +7,6 @@ no class token, and a large MLP that reads all tokens, flattened, before the hea
 from functools import partial
 
 import flax.linen as nn
-import jax
 from jaxtyping import Array, Float
 
 from smallvit.layers import (
@@ -24,6 +23,7 @@ from smallvit.layers import (
     Size,
     SPTOption,
     check_image,
+    exact_gelu,
     grid_size,
     patch_embed,
 )
@@ -89,7 +89,7 @@ class GeluStack(nn.Module):
     @nn.compact
     def __call__(self, x: Float[Array, "*lead d"], *, train: bool = False) -> Float[Array, "*lead k"]:
         for i, width in enumerate(self.widths):
-            x = jax.nn.gelu(self.dense(width, name=f"dense_{i}")(x), approximate=False)
+            x = exact_gelu(self.dense(width, name=f"dense_{i}")(x))
             x = nn.Dropout(self.dropout, deterministic=not train, name=f"dropout_{i}")(x)
         return x
 

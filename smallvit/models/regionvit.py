@@ -3,7 +3,6 @@
 from functools import partial
 
 import flax.linen as nn
-import jax
 import jax.numpy as jnp
 import numpy as np
 from einops import rearrange
@@ -26,6 +25,7 @@ from smallvit.layers import (
     Size,
     SPTOption,
     check_image,
+    exact_gelu,
     patch_embed,
     per_stage,
     ramp,
@@ -118,7 +118,7 @@ class RegionViT(Classifier, kw_only=True):
             return conv(dim, 2 * patch, patch, patch - 1, name="locals")(x)
         for i in range(2):
             x = conv(dim // 2 ** (2 - i), 3, 2, 1, name=f"locals_{i}")(x)
-            x = jax.nn.gelu(LayerNorm(1e-5, self.dtype, name=f"locals_{i}_norm")(x), approximate=False)
+            x = exact_gelu(LayerNorm(1e-5, self.dtype, name=f"locals_{i}_norm")(x))
         return conv(dim, 3, 1, 1, name="locals_2")(x)
 
 
@@ -141,9 +141,7 @@ class Stage(nn.Module):
             depthwise = self.downsample == "depthwise"
             conv = Conv(self.dim, 3, 2, 1, depthwise, dtype=self.dtype, name="down")
             norm = LayerNorm(1e-5, self.dtype, name="down_norm") if depthwise else None
-            region, local = (
-                conv(x if norm is None else jax.nn.gelu(norm(x), approximate=False)) for x in (region, local)
-            )
+            region, local = (conv(x if norm is None else exact_gelu(norm(x))) for x in (region, local))
         peg = PEG(dtype=self.dtype, name="peg") if self.use_peg else None
         grid, side = (local.shape[1], local.shape[2]), region.shape[1]
         allowed = window_allowed(grid, self.window)

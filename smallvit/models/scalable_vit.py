@@ -3,7 +3,6 @@
 from functools import partial
 
 import flax.linen as nn
-import jax
 import jax.numpy as jnp
 from einops import rearrange
 from jaxtyping import Array, Float
@@ -23,6 +22,7 @@ from smallvit.layers import (
     Size,
     SPTOption,
     check_image,
+    exact_gelu,
     pool_tokens,
     ramp,
     shifted_copies,
@@ -63,7 +63,7 @@ class ScalableViT(Classifier, kw_only=True):
     def __call__(self, image: Images, *, train: bool = False) -> Float[Array, "b k"]:
         x = pool_tokens(self.features(image, train=train), self.pool)
         if self.head is not None and self.head_hidden is not None:
-            x = jax.nn.gelu(self.head_norm(self.head_in(x)), approximate=False)
+            x = exact_gelu(self.head_norm(self.head_in(x)))
         return x if self.head is None else self.head(x)
 
     @nn.compact
@@ -133,7 +133,7 @@ class SSA(nn.Module):
             read = self.conv(dim, r, r, depthwise=True, name="reduce")(read)
             read = self.dense(inner, name="widen")(read)
             # The authors' norm keeps torch's own epsilon.
-            read = jax.nn.gelu(LayerNorm(1e-5, x.dtype, name="norm")(read), approximate=False)
+            read = exact_gelu(LayerNorm(1e-5, x.dtype, name="norm")(read))
         x, read = (rearrange(tokens, "b h w d -> b (h w) d") for tokens in (x, read))
         parts = (self.dense(inner, name="q")(x), self.dense(inner, name="k")(read), self.dense(dim, name="v")(read))
         attend = self.attend(dropout=self.dropout, name="attend")
