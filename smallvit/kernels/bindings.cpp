@@ -495,8 +495,8 @@ ffi::Error transpose(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::Result<ffi::An
 
 using Pair = ffi::Span<const int64_t>;
 
-// `x` are the images, `y` what is read of them, or their derivatives.
-Unfold unfold_task(const ffi::AnyBuffer& x, const ffi::AnyBuffer& y, Pair size, Pair stride, Pair padding) {
+// `x` are the images, `y` what becomes of their windows, or the derivatives of both.
+Unfold window_task(const ffi::AnyBuffer& x, const ffi::AnyBuffer& y, Pair size, Pair stride, Pair padding) {
   const Shape image = x.dimensions(), grid = y.dimensions();
   need(image.size() == 4 && grid.size() == 4, "x must be (batch, height, width, channels), y (batch, rows, columns, d)");
   need(size.size() == 2 && stride.size() == 2 && padding.size() == 2, "size, stride and padding must be pairs");
@@ -507,12 +507,18 @@ Unfold unfold_task(const ffi::AnyBuffer& x, const ffi::AnyBuffer& y, Pair size, 
   task.wide = size[1], task.across = stride[1], task.before = padding[1];
   need(task.tall > 0 && task.wide > 0 && task.down > 0 && task.across > 0 && task.above >= 0 && task.before >= 0,
        "size and stride must be positive, padding not negative");
-  need(is(y, {task.batch, task.rows, task.columns, task.tall * task.wide * task.channels}) &&
-           y.element_type() == x.element_type(),
-       "y must have x's images and type, and the pixels of a window");
+  need(grid[0] == task.batch, "y must have x's images");
   need((task.rows - 1) * task.down + task.tall <= task.height + 2 * task.above &&
            (task.columns - 1) * task.across + task.wide <= task.width + 2 * task.before,
        "there are more windows than x has room for");
+  return task;
+}
+
+// `y` are the windows themselves.
+Unfold unfold_task(const ffi::AnyBuffer& x, const ffi::AnyBuffer& y, Pair size, Pair stride, Pair padding) {
+  const Unfold task = window_task(x, y, size, stride, padding);
+  need(y.dimensions()[3] == task.tall * task.wide * task.channels && y.element_type() == x.element_type(),
+       "y must have x's type, and the pixels of a window");
   return task;
 }
 
@@ -555,9 +561,45 @@ int64_t even_step(int64_t size, int64_t unit, int64_t most, int64_t threads, int
   return best;
 }
 
+// Shares out a task whose shapes and arrays are set.
+void run_dense(ffi::ThreadPool& pool, const Dense& task, const Kernels& kernels, bool is_float32) {
+  constexpr int64_t FITS = 1 << 16, WIDEST = 192, TALLEST = 1024;  // numbers of the weights, columns, rows
+  const int64_t threads = pool.num_threads(), parts = is_float32 ? count(task.depth, DEEPEST) : 1;
+  const int64_t deep = count(task.depth, parts);  // a part of the depth at a time, but for bfloat16
+  const int64_t most = std::clamp(FITS / deep, kernels.width, WIDEST);
+  const int64_t width = even_step(task.columns, kernels.width, most, 1), across = count(task.columns, width);
+  const int64_t height = even_step(task.rows, kernels.height, TALLEST, threads, across);
+  const int64_t tasks = count(task.rows, height) * across;
+  const int64_t size = Floats::aligned(kernels.dense_scratch(task, width));
+  const Floats scratch(size * workers(pool, tasks));
+  share_out(pool, tasks, [&](int64_t part, int64_t worker) {
+    const int64_t top = part / across * height, left = part % across * width;
+    kernels.dense(task, top, std::min(task.rows, top + height), left, std::min(task.columns, left + width),
+                  scratch.data() + worker * size);
+  });
+}
+
+void run_dense_gradient(ffi::ThreadPool& pool, const DenseGradient& task, const Kernels& kernels) {
+  // Tiles of the result. Each adds up all rows, in the same order however the tiles are chosen.
+  constexpr int64_t TALLEST = 192, WIDEST = 288;
+  const int64_t threads = pool.num_threads();
+  int64_t height = std::min(task.rows, TALLEST);
+  const int64_t width = even_step(task.columns, kernels.width, WIDEST, threads, count(task.rows, height));
+  if (count(task.rows, height) * count(task.columns, width) < threads)
+    height = even_step(task.rows, kernels.height, TALLEST, threads, count(task.columns, width));
+  const int64_t down = count(task.rows, height), across = count(task.columns, width);
+  const int64_t size = Floats::aligned(kernels.dense_gradient_scratch(task, height, width));
+  const Floats scratch(size * workers(pool, down * across));
+  share_out(pool, down * across, [&](int64_t part, int64_t worker) {
+    const int64_t top = part / across * height, left = part % across * width;
+    kernels.dense_gradient(task, top, std::min(task.rows, top + height), left, std::min(task.columns, left + width),
+                           scratch.data() + worker * size);
+  });
+}
+
 // `plain`: where what goes into the GELU is kept, or null.
-void run_dense(ffi::ThreadPool& pool, const ffi::AnyBuffer& x, const ffi::AnyBuffer& weights,
-               const ffi::AnyBuffer& bias, ffi::AnyBuffer& y, void* plain, bool turned, bool gelu) {
+void multiply(ffi::ThreadPool& pool, const ffi::AnyBuffer& x, const ffi::AnyBuffer& weights,
+              const ffi::AnyBuffer& bias, ffi::AnyBuffer& y, void* plain, bool turned, bool gelu) {
   Dense task;
   read_rows(x, task.rows, task.depth);
   need(weights.dimensions().size() == 2 && weights.dimensions()[turned] == task.depth &&
@@ -576,31 +618,17 @@ void run_dense(ffi::ThreadPool& pool, const ffi::AnyBuffer& x, const ffi::AnyBuf
   task.plain = plain;
   task.turned = turned;
   task.gelu = gelu;
-  const Kernels& kernels = kernels_for(x);
-  constexpr int64_t FITS = 1 << 16, WIDEST = 192, TALLEST = 1024;  // numbers of the weights, columns, rows
-  const int64_t threads = pool.num_threads(), parts = is_float32(x) ? count(task.depth, DEEPEST) : 1;
-  const int64_t deep = count(task.depth, parts);  // a part of the depth at a time, but for bfloat16
-  const int64_t most = std::clamp(FITS / deep, kernels.width, WIDEST);
-  const int64_t width = even_step(task.columns, kernels.width, most, 1), across = count(task.columns, width);
-  const int64_t height = even_step(task.rows, kernels.height, TALLEST, threads, across);
-  const int64_t tasks = count(task.rows, height) * across;
-  const int64_t size = Floats::aligned(kernels.dense_scratch(task, width));
-  const Floats scratch(size * workers(pool, tasks));
-  share_out(pool, tasks, [&](int64_t part, int64_t worker) {
-    const int64_t top = part / across * height, left = part % across * width;
-    kernels.dense(task, top, std::min(task.rows, top + height), left, std::min(task.columns, left + width),
-                  scratch.data() + worker * size);
-  });
+  run_dense(pool, task, kernels_for(x), is_float32(x));
 }
 
 ffi::Error dense(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::AnyBuffer weights, ffi::AnyBuffer bias,
                  ffi::Result<ffi::AnyBuffer> y, bool turned, bool gelu) {
-  return guarded([&] { run_dense(pool, x, weights, bias, *y, nullptr, turned, gelu); });
+  return guarded([&] { multiply(pool, x, weights, bias, *y, nullptr, turned, gelu); });
 }
 
 ffi::Error dense_gelu(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::AnyBuffer weights, ffi::AnyBuffer bias,
                       ffi::Result<ffi::AnyBuffer> y, ffi::Result<ffi::AnyBuffer> plain) {
-  return guarded([&] { run_dense(pool, x, weights, bias, *y, same(plain, *y), false, true); });
+  return guarded([&] { multiply(pool, x, weights, bias, *y, same(plain, *y), false, true); });
 }
 
 ffi::Error dense_gradient(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::AnyBuffer dy,
@@ -616,22 +644,88 @@ ffi::Error dense_gradient(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::AnyBuffer
     task.b = dy.untyped_data();
     task.c = sized(dweights, {task.rows, task.columns});
     task.sums = sized(dbias, {task.columns});
+    run_dense_gradient(pool, task, kernels_for(x));
+  });
+}
+
+// `weights` (d, columns) on the windows of x; y is (batch, rows, columns of windows, columns).
+ffi::Error conv(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::AnyBuffer weights, ffi::Result<ffi::AnyBuffer> y,
+                Pair size, Pair stride, Pair padding) {
+  return guarded([&] {
+    Unfold windows = window_task(x, *y, size, stride, padding);
+    windows.from = x.untyped_data();
+    Dense task;
+    task.rows = windows.batch * windows.rows * windows.columns;
+    task.depth = windows.tall * windows.wide * windows.channels;
+    task.columns = y->dimensions()[3];
+    need(is(weights, {task.depth, task.columns}) && weights.element_type() == x.element_type() &&
+             y->element_type() == x.element_type(),
+         "the weights must be (pixels of a window, columns), and all of one type");
+    need(x.element_count() && y->element_count(), "x and y must not be empty");
+    task.windows = &windows;
+    task.a = x.untyped_data();
+    task.b = weights.untyped_data();
+    task.c = y->untyped_data();
+    run_dense(pool, task, kernels_for(x), is_float32(x));
+  });
+}
+
+ffi::Error conv_gradient(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::AnyBuffer dy,
+                         ffi::Result<ffi::AnyBuffer> dweights, Pair size, Pair stride, Pair padding) {
+  return guarded([&] {
+    Unfold windows = window_task(x, dy, size, stride, padding);
+    windows.from = x.untyped_data();
+    DenseGradient task;
+    task.depth = windows.batch * windows.rows * windows.columns;
+    task.rows = windows.tall * windows.wide * windows.channels;
+    task.columns = dy.dimensions()[3];
+    need(dy.element_type() == x.element_type(), "dy must be of x's type");
+    need(x.element_count() && dy.element_count(), "x and dy must not be empty");
+    task.windows = &windows;
+    task.a = x.untyped_data();
+    task.b = dy.untyped_data();
+    task.c = sized(dweights, {task.rows, task.columns});
+    const Floats sums(task.columns);
+    task.sums = sums.data();
+    run_dense_gradient(pool, task, kernels_for(x));
+  });
+}
+
+Depthwise depthwise_task(const ffi::AnyBuffer& x, const ffi::AnyBuffer& y, Pair size, Pair stride, Pair padding) {
+  const Unfold windows = window_task(x, y, size, stride, padding);
+  Depthwise task;
+  task.batch = windows.batch, task.height = windows.height, task.width = windows.width;
+  task.channels = windows.channels, task.rows = windows.rows, task.columns = windows.columns;
+  task.tall = windows.tall, task.down = windows.down, task.above = windows.above;
+  task.wide = windows.wide, task.across = windows.across, task.before = windows.before;
+  need(y.dimensions()[3] == task.channels && y.element_type() == x.element_type(), "y must have x's channels and type");
+  need(task.tall * task.wide <= 64, "the kernel must have at most 64 places");
+  task.x = x.untyped_data();
+  return task;
+}
+
+ffi::Error depthwise(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::AnyBuffer kernel, ffi::Result<ffi::AnyBuffer> y,
+                     Pair size, Pair stride, Pair padding) {
+  return guarded([&] {
+    Depthwise task = depthwise_task(x, *y, size, stride, padding);
+    need(is(kernel, {task.tall, task.wide, task.channels}), "the kernel must be (height, width, channels)");
+    task.kernel = floats(kernel);
+    task.y = y->untyped_data();
     const Kernels& kernels = kernels_for(x);
-    // Tiles of the result. Each adds up all rows, in the same order however the tiles are chosen.
-    constexpr int64_t TALLEST = 192, WIDEST = 288;
-    const int64_t threads = pool.num_threads();
-    int64_t height = std::min(task.rows, TALLEST);
-    const int64_t width = even_step(task.columns, kernels.width, WIDEST, threads, count(task.rows, height));
-    if (count(task.rows, height) * count(task.columns, width) < threads)
-      height = even_step(task.rows, kernels.height, TALLEST, threads, count(task.columns, width));
-    const int64_t down = count(task.rows, height), across = count(task.columns, width);
-    const int64_t size = Floats::aligned(kernels.dense_gradient_scratch(height, width));
-    const Floats scratch(size * workers(pool, down * across));
-    share_out(pool, down * across, [&](int64_t part, int64_t worker) {
-      const int64_t top = part / across * height, left = part % across * width;
-      kernels.dense_gradient(task, top, std::min(task.rows, top + height), left, std::min(task.columns, left + width),
-                             scratch.data() + worker * size);
-    });
+    over_rows(pool, task.batch * task.rows, task.columns * task.channels,
+              [&](int64_t from, int64_t to) { kernels.depthwise(task, from, to); });
+  });
+}
+
+ffi::Error depthwise_gradient(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::AnyBuffer dy,
+                              ffi::Result<ffi::AnyBuffer> dkernel, Pair size, Pair stride, Pair padding) {
+  return guarded([&] {
+    Depthwise task = depthwise_task(x, dy, size, stride, padding);
+    task.dy = dy.untyped_data();
+    float* result = sized(dkernel, {task.tall, task.wide, task.channels});
+    const Kernels& kernels = kernels_for(x);
+    sum_over_rows(pool, task.batch, task.tall * task.wide * task.channels, {result},
+                  [&](int64_t from, int64_t to, float* sums) { kernels.depthwise_gradient(task, from, to, sums); });
   });
 }
 
@@ -662,6 +756,10 @@ HANDLER(smallvit_fold, fold, ARG RET PAIR("size") PAIR("stride") PAIR("padding")
 HANDLER(smallvit_dense, dense, ARG ARG ARG RET.Attr<bool>("turned").Attr<bool>("gelu"));
 HANDLER(smallvit_dense_gelu, dense_gelu, ARG ARG ARG RET RET);
 HANDLER(smallvit_dense_gradient, dense_gradient, ARG ARG RET RET);
+HANDLER(smallvit_conv, conv, ARG ARG RET PAIR("size") PAIR("stride") PAIR("padding"));
+HANDLER(smallvit_conv_gradient, conv_gradient, ARG ARG RET PAIR("size") PAIR("stride") PAIR("padding"));
+HANDLER(smallvit_depthwise, depthwise, ARG ARG RET PAIR("size") PAIR("stride") PAIR("padding"));
+HANDLER(smallvit_depthwise_gradient, depthwise_gradient, ARG ARG RET PAIR("size") PAIR("stride") PAIR("padding"));
 
 // Whether the CPU multiplies bfloat16 numbers itself.
 extern "C" bool smallvit_has_bfloat16() {

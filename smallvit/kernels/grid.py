@@ -13,7 +13,7 @@ from smallvit.kernels.library import call, some, usable
 Pair = tuple[int, int]
 
 
-class _Geometry(NamedTuple):
+class Geometry(NamedTuple):
     images: tuple[int, ...]  # b h w c
     size: Pair
     stride: Pair
@@ -26,6 +26,13 @@ class _Geometry(NamedTuple):
         steps = ((side + 2 * padding - size) // stride + 1 for side, size, stride, padding in axes)
         return b, *steps, tall * wide * c
 
+    def back(self, result: tuple[int, ...]) -> "Geometry | None":
+        """What the derivative of a convolution reads of `result`: a convolution again, if the stride is 1."""
+        padding = tuple(size - 1 - padding for size, padding in zip(self.size, self.padding, strict=True))
+        if self.stride != (1, 1) or min(padding) < 0:
+            return None
+        return Geometry(result, self.size, (1, 1), padding)
+
     def attributes(self) -> dict[str, np.ndarray]:
         return {name: np.asarray(getattr(self, name), np.int64) for name in ("size", "stride", "padding")}
 
@@ -37,23 +44,23 @@ def unfolds(x: Array, size: Pair, stride: Pair, padding: Pair) -> bool:
         and x.dtype in (jnp.float32, jnp.bfloat16)
         and x.ndim == 4
         and some(*x.shape)
-        and some(*_Geometry(x.shape, size, stride, padding).windows())
+        and some(*Geometry(x.shape, size, stride, padding).windows())
     )
 
 
 def unfold(x: Float[Array, "b h w c"], size: Pair, stride: Pair, padding: Pair) -> Float[Array, "b i j d"]:
     """Windows at every stride, flattened row by row, the channels fastest; zeros stand around the grid."""
-    return _unfold(_Geometry(x.shape, size, stride, padding), x)
+    return _unfold(Geometry(x.shape, size, stride, padding), x)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _unfold(geometry: _Geometry, x: Array) -> Array:
+def _unfold(geometry: Geometry, x: Array) -> Array:
     return call("unfold", [jax.ShapeDtypeStruct(geometry.windows(), x.dtype)], x, **geometry.attributes())[0]
 
 
-def _fold(geometry: _Geometry, _: None, dy: Array) -> tuple[Array]:
-    (dx,) = call("fold", [jax.ShapeDtypeStruct(geometry.images, dy.dtype)], dy, **geometry.attributes())
-    return (dx,)
+def fold(geometry: Geometry, windows: Float[Array, "b i j d"]) -> Float[Array, "b h w c"]:
+    """The transpose of `unfold`: every window is added to where it was read."""
+    return call("fold", [jax.ShapeDtypeStruct(geometry.images, windows.dtype)], windows, **geometry.attributes())[0]
 
 
-_unfold.defvjp(lambda geometry, x: (_unfold(geometry, x), None), _fold)
+_unfold.defvjp(lambda geometry, x: (_unfold(geometry, x), None), lambda geometry, _, dy: (fold(geometry, dy),))

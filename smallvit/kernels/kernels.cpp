@@ -685,6 +685,33 @@ void fold(const Unfold& task, int64_t from, int64_t to, float* scratch) {
   }
 }
 
+// Numbers [from, to) of window `index`, counted through all images, as float32.
+template <class T>
+void gather(const Unfold& task, int64_t index, int64_t from, int64_t to, float* out) {
+  const int64_t channels = task.channels, part = task.wide * channels;
+  const int64_t row = index / task.columns, column = index % task.columns * task.across - task.before;
+  const T* image = static_cast<const T*>(task.from) + row / task.rows * task.height * task.width * channels;
+  // What of a window's row is within the image.
+  const int64_t left = (column < 0 ? -column : 0) * channels;
+  const int64_t right = (column + task.wide > task.width ? task.width - column : task.wide) * channels;
+  for (int64_t p = from / part; p * part < to; p++) {
+    const int64_t y = row % task.rows * task.down + p - task.above;
+    const int64_t begin = from > p * part ? from - p * part : 0, end = to < (p + 1) * part ? to - p * part : part;
+    const bool within = y >= 0 && y < task.height;
+    const int64_t first = !within || left > end ? end : left > begin ? left : begin;
+    const int64_t last = !within || right < first ? first : right < end ? right : end;
+    float* at = out + p * part - from;
+    for (int64_t x = begin; x < first; x++) at[x] = 0;
+    if (last > first) {
+      const T* pixels = image + (y * task.width + column) * channels + first;
+      each(last - first, [&](int64_t x, auto count) INLINE_LAMBDA {
+        store(at + first + x, load(pixels + x, count), count);
+      });
+    }
+    for (int64_t x = last; x < end; x++) at[x] = 0;
+  }
+}
+
 constexpr int64_t WIDE = COLUMNS * LANES;  // columns of a panel
 
 // f(k, how many) for parts of `depth`: as few as are at most `most` deep, equally large.
@@ -747,8 +774,8 @@ INLINE int64_t tall(int64_t depth) {
 // Whether rows of `a` are copied before they are multiplied: as float32, or because they are whole pages apart, so that
 // the same few places of the first-level cache would have to hold them all.
 template <class T>
-INLINE bool copied(int64_t depth) {
-  return !is_float<T> || depth % 1024 == 0;
+INLINE bool copied(const Dense& task) {
+  return !is_float<T> || task.windows || task.depth % 1024 == 0;
 }
 
 // How far apart the copies are.
@@ -757,7 +784,7 @@ INLINE int64_t copied_row(int64_t deep) { return padded(deep) + LINE; }
 template <class T>
 int64_t dense_scratch(const Dense& task, int64_t columns) {
   const int64_t deep = deepest<T>(task.depth);
-  return (columns + WIDE) * (deep + 1) + tall(task.depth) * (WIDE + (copied<T>(task.depth) ? copied_row(deep) : 0));
+  return (columns + WIDE) * (deep + 1) + tall(task.depth) * (WIDE + (copied<T>(task) ? copied_row(deep) : 0));
 }
 
 // What becomes of a panel of products, or of a part of their sums, at x: where that is not the result itself, it goes
@@ -799,9 +826,13 @@ void dense(const Dense& task, int64_t top, int64_t bottom, int64_t left, int64_t
       const float* a;
       int64_t a_row;
       const T* x = static_cast<const T*>(task.a) + i * depth + k;
-      if (copied<T>(depth)) {
+      if (copied<T>(task)) {
         a = copies, a_row = copied_row(deep);
-        for (int64_t r = 0; r < rows; r++) pack(x + r * depth, 0, 1, deep, 1.0f, copies + r * a_row);
+        for (int64_t r = 0; r < rows; r++)
+          if (task.windows)
+            gather<T>(*task.windows, i + r, k, k + deep, copies + r * a_row);
+          else
+            pack(x + r * depth, 0, 1, deep, 1.0f, copies + r * a_row);
       } else {
         a = reinterpret_cast<const float*>(x), a_row = depth;
       }
@@ -825,8 +856,28 @@ void dense(const Dense& task, int64_t top, int64_t bottom, int64_t left, int64_t
 constexpr int64_t DEEP = 128;  // what a gradient packs of both arrays at a time
 
 // ROWS more, for a whole vector may be stored behind the last few numbers.
-int64_t dense_gradient_scratch(int64_t rows, int64_t columns) {
-  return DEEP * (rows + 2 * ROWS + columns + WIDE) + ROWS * WIDE;
+int64_t dense_gradient_scratch(const DenseGradient& task, int64_t rows, int64_t columns) {
+  const int64_t gathered = task.windows ? DEEP * rows + 2 * LANES : 0;
+  return DEEP * (rows + 2 * ROWS + columns + WIDE) + ROWS * WIDE + gathered;
+}
+
+// `down` panels of ROWS columns, of `deep` rows of a; nothing is read from `a_end` on.
+template <class T>
+void pack_panels(const T* given, int64_t a_row, const T* a_end, int64_t deep, int64_t down, float* a) {
+  for (int64_t start = 0; start < deep; start += FEW)
+    for (int64_t i = 0; i < down; i++) {
+      const int64_t end = deep - start < FEW ? deep : start + FEW;
+      const T* from = given + start * a_row + i * ROWS;
+      float* to = a + (i * deep + start) * ROWS;
+      // A vector too wide is written over by the next row of the panel, but there is none behind the last.
+      if (end < deep && from + (end - start) * a_row + 2 * LANES <= a_end) {
+        for (int64_t x = start; x < end; x++, from += a_row, to += ROWS)
+          for (int64_t r = 0; r < ROWS; r += LANES) store(to + r, load(from + r));
+      } else {
+        for (int64_t x = start; x < end; x++, from += a_row, to += ROWS)
+          for (int64_t r = 0; r < ROWS; r++) store(to + r, load(from + r, from + r < a_end ? 1 : 0), 1);
+      }
+    }
 }
 
 // Both arrays are packed part by part: `a` as panels of ROWS columns, b as panels of WIDE. What a panel has too much is
@@ -839,25 +890,18 @@ void dense_gradient(const DenseGradient& task, int64_t top, int64_t bottom, int6
   float* a = scratch;
   float* b = a + DEEP * (down + 1) * ROWS;
   float* tile = b + DEEP * across * WIDE;
+  float* gathered = tile + ROWS * WIDE;
   const T* a_given = static_cast<const T*>(task.a) + top;
   const T* b_given = static_cast<const T*>(task.b) + left;
   const T* a_end = static_cast<const T*>(task.a) + task.depth * a_row;
   in_parts(task.depth, DEEP, [&](int64_t k, int64_t deep) {
     pack_columns(b_given + k * columns, columns, deep, width, b);
-    for (int64_t start = 0; start < deep; start += FEW)
-      for (int64_t i = 0; i < down; i++) {
-        const int64_t end = deep - start < FEW ? deep : start + FEW;
-        const T* from = a_given + (k + start) * a_row + i * ROWS;
-        float* to = a + (i * deep + start) * ROWS;
-        // A vector too wide is written over by the next row of the panel, but there is none behind the last.
-        if (end < deep && from + (end - start) * a_row + 2 * LANES <= a_end) {
-          for (int64_t x = start; x < end; x++, from += a_row, to += ROWS)
-            for (int64_t r = 0; r < ROWS; r += LANES) store(to + r, load(from + r));
-        } else {
-          for (int64_t x = start; x < end; x++, from += a_row, to += ROWS)
-            for (int64_t r = 0; r < ROWS; r++) store(to + r, load(from + r, from + r < a_end ? 1 : 0), 1);
-        }
-      }
+    if (task.windows) {
+      for (int64_t x = 0; x < deep; x++) gather<T>(*task.windows, k + x, top, bottom, gathered + x * height);
+      pack_panels(gathered, height, gathered + DEEP * height + 2 * LANES, deep, down, a);
+    } else {
+      pack_panels(a_given + k * a_row, a_row, a_end, deep, down, a);
+    }
     if (!top)
       for (int64_t j = 0; j < width; j += LANES) {
         V total = {};
@@ -870,7 +914,8 @@ void dense_gradient(const DenseGradient& task, int64_t top, int64_t bottom, int6
       for (int64_t i = 0; i < down; i++) {
         const int64_t due = k + deep + (j * down + i + 1) * deep / (across * down);
         for (; fetched < due && fetched < task.depth; fetched++) {
-          for (int64_t x = 0; x < height; x += LINE) __builtin_prefetch(a_given + fetched * a_row + x, 0, 2);
+          for (int64_t x = 0; x < height && !task.windows; x += LINE)
+            __builtin_prefetch(a_given + fetched * a_row + x, 0, 2);
           for (int64_t x = 0; x < width; x += LINE) __builtin_prefetch(b_given + fetched * columns + x, 0, 2);
         }
         const float *a_panel = a + i * deep * ROWS, *b_panel = b + j * deep * WIDE;
@@ -886,6 +931,70 @@ void dense_gradient(const DenseGradient& task, int64_t top, int64_t bottom, int6
             c[r * columns + x] = (k ? c[r * columns + x] : 0) + tile[r * WIDE + x];
       }
   });
+}
+
+// What pixel (i, j) of a depthwise result reads, rows counted through all images: its places, each as an offset
+// into x and one into the kernel; returns how many.
+// A kernel has at most PLACES.
+constexpr int64_t PLACES = 64;
+struct Place {
+  int64_t x, kernel;
+};
+
+INLINE int64_t places(const Depthwise& task, int64_t i, int64_t j, Place* to) {
+  const int64_t top = i % task.rows * task.down - task.above, left = j * task.across - task.before;
+  int64_t count = 0;
+  for (int64_t p = top < 0 ? -top : 0; p < task.tall && top + p < task.height; p++)
+    for (int64_t q = left < 0 ? -left : 0; q < task.wide && left + q < task.width; q++)
+      to[count++] = {((i / task.rows * task.height + top + p) * task.width + left + q) * task.channels,
+                     (p * task.wide + q) * task.channels};
+  return count;
+}
+
+// Rows [from, to) of the result, counted through all images. Channels are innermost: whole pixels are contiguous.
+template <class T>
+void depthwise(const Depthwise& task, int64_t from, int64_t to) {
+  const T* x = static_cast<const T*>(task.x);
+  T* y = static_cast<T*>(task.y) + from * task.columns * task.channels;
+  Place at[PLACES];
+  for (int64_t i = from; i < to; i++)
+    for (int64_t j = 0; j < task.columns; j++, y += task.channels) {
+      const int64_t count = places(task, i, j, at);
+      each(task.channels, [&](int64_t c, auto lanes) INLINE_LAMBDA {
+        V sum = {};
+        const auto add = [&](int64_t n) INLINE_LAMBDA {
+          sum += load(x + at[n].x + c, lanes) * load(task.kernel + at[n].kernel + c, lanes);
+        };
+        if (count == 9)
+          for (int n = 0; n < 9; n++) add(n);
+        else
+          for (int64_t n = 0; n < count; n++) add(n);
+        store(y + c, sum, lanes);
+      });
+    }
+}
+
+// What images [from, to) add to the gradient of the kernel.
+template <class T>
+void depthwise_gradient(const Depthwise& task, int64_t from, int64_t to, float* dkernel) {
+  const T* x = static_cast<const T*>(task.x);
+  const T* dy = static_cast<const T*>(task.dy) + from * task.rows * task.columns * task.channels;
+  Place at[PLACES];
+  for (int64_t i = from * task.rows; i < to * task.rows; i++)
+    for (int64_t j = 0; j < task.columns; j++, dy += task.channels) {
+      const int64_t count = places(task, i, j, at);
+      each(task.channels, [&](int64_t c, auto lanes) INLINE_LAMBDA {
+        const V d = load(dy + c, lanes);
+        const auto add = [&](int64_t n) INLINE_LAMBDA {
+          float* sum = dkernel + at[n].kernel + c;
+          store(sum, load(sum, lanes) + load(x + at[n].x + c, lanes) * d, lanes);
+        };
+        if (count == 9)
+          for (int n = 0; n < 9; n++) add(n);
+        else
+          for (int64_t n = 0; n < count; n++) add(n);
+      });
+    }
 }
 
 template <class T, class Vector>
@@ -909,6 +1018,8 @@ constexpr Kernels kernels = {
     dense_gradient_scratch,
     dense<T>,
     dense_gradient<T>,
+    depthwise<T>,
+    depthwise_gradient<T>,
 };
 
 }  // namespace

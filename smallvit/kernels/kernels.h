@@ -55,6 +55,17 @@ struct Unfold {
   void* to = nullptr;
 };
 
+// Each channel of x (batch, height, width, channels) with a kernel of its own, (tall, wide, channels); zeros around x.
+// `rows` and `columns` are the result's.
+struct Depthwise {
+  int64_t batch = 0, height = 0, width = 0, channels = 0;
+  int64_t rows = 0, columns = 0;
+  int64_t tall = 0, wide = 0, down = 0, across = 0, above = 0, before = 0;
+  const void *x = nullptr, *dy = nullptr;
+  const float* kernel = nullptr;
+  void* y = nullptr;
+};
+
 // How deep a panel of float32 weights is at most: a few rows of so many numbers stay in the first-level cache.
 constexpr int64_t DEEPEST = 768;
 
@@ -62,6 +73,7 @@ constexpr int64_t DEEPEST = 768;
 struct Dense {
   int64_t rows = 0, depth = 0, columns = 0;
   const void *a = nullptr, *b = nullptr;
+  const Unfold* windows = nullptr;  // or null: then the rows of `a` are these windows, gathered on the way
   const float* bias = nullptr;  // (columns), or null
   void* c = nullptr;
   void* plain = nullptr;        // a b + bias, or null where nobody wants it
@@ -73,6 +85,7 @@ struct Dense {
 struct DenseGradient {
   int64_t rows = 0, depth = 0, columns = 0;
   const void *a = nullptr, *b = nullptr;
+  const Unfold* windows = nullptr;  // as in Dense
   float *c = nullptr, *sums = nullptr;
 };
 
@@ -96,10 +109,12 @@ struct Kernels {
   int64_t (*fold_scratch)(const Unfold&);
   void (*fold)(const Unfold&, int64_t from, int64_t to, float* scratch);
   int64_t (*dense_scratch)(const Dense&, int64_t columns);
-  int64_t (*dense_gradient_scratch)(int64_t rows, int64_t columns);
+  int64_t (*dense_gradient_scratch)(const DenseGradient&, int64_t rows, int64_t columns);
   void (*dense)(const Dense&, int64_t top, int64_t bottom, int64_t left, int64_t right, float* scratch);
   void (*dense_gradient)(const DenseGradient&, int64_t top, int64_t bottom, int64_t left, int64_t right,
                          float* scratch);
+  void (*depthwise)(const Depthwise&, int64_t from, int64_t to);
+  void (*depthwise_gradient)(const Depthwise&, int64_t from, int64_t to, float* dkernel);  // of images [from, to)
 };
 
 struct InstructionSet {

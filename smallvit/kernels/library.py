@@ -30,6 +30,10 @@ _HANDLERS = (
     "dense",
     "dense_gelu",
     "dense_gradient",
+    "conv",
+    "conv_gradient",
+    "depthwise",
+    "depthwise_gradient",
 )
 
 # jax traces anew when it changes: a function that was traced before does not bring its kernels along.

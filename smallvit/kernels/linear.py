@@ -34,11 +34,16 @@ def _product(x: Array, kernel: Array, bias: Array | None, *, turned: bool = Fals
     return call("dense", [result], x, kernel, optional(bias, 1), turned=turned, gelu=gelu)[0]
 
 
+def turned_product(x: Float[Array, "n k"], kernel: Float[Array, "d k"]) -> Float[Array, "n d"]:
+    """x @ kernel.T, not to be differentiated."""
+    return _product(x, kernel, None, turned=True)
+
+
 def _gradients(x: Array, kernel: Array, dy: Array) -> tuple[Array, Array, Array]:
     """Of x, kernel and bias."""
     dkernel = jax.ShapeDtypeStruct(kernel.shape, jnp.float32)
     dkernel, dbias = call("dense_gradient", [dkernel, jax.ShapeDtypeStruct(dy.shape[1:], jnp.float32)], x, dy)
-    return _product(dy, kernel, None, turned=True), dkernel.astype(kernel.dtype), dbias
+    return turned_product(dy, kernel), dkernel.astype(kernel.dtype), dbias
 
 
 @jax.custom_vjp

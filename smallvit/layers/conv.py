@@ -59,6 +59,8 @@ class Conv(nn.Module):
 
 
 def _convolve(x: Array, kernel: Array, stride: tuple[int, int], padding: tuple[int, int]) -> Array:
+    if kernels.convolves(x, kernel, stride, padding):
+        return kernels.conv(x, kernel, stride, padding)
     # On a CPU the gradients take half the time as matrix products, for which x is copied. Not where that grows much.
     if jax.default_backend() == "cpu" and prod(kernel.shape[:2]) <= 4 * prod(stride):
         p, q, _, features = kernel.shape
@@ -102,6 +104,8 @@ def depthwise_conv(
 
     XLA's own takes twenty times as long on a CPU, and its derivative is slower still: that is written out, too.
     """
+    if kernels.convolves_depthwise(x, kernel, stride, padding):
+        return kernels.depthwise(x, kernel, stride, padding)
     return _depthwise(stride, padding, x, kernel)
 
 
