@@ -328,11 +328,11 @@ def explain(
             unreadable += 1
             print(f"smallvit: {each.reason}", file=sys.stderr)
             continue
-        plots.save(explainer.picture(each), Path(f"{target}-pictures.png"))
+        plots.save(explainer.picture(each), Path(f"{target}-explained.png"))
         if heads:
             plots.save(explainer.heads_picture(each), Path(f"{target}-heads.png"))
         answers = (_plain(f"{model.answers[0][0]} {model.answers[0][1]:.1%}") for model in each)
-        table.add_row(_plain(f"{target}-pictures.png"), *answers)
+        table.add_row(_plain(f"{target}-explained.png"), *answers)
     if table.row_count:
         screen.print(table)
     if unreadable:

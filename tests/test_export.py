@@ -103,7 +103,7 @@ def test_what_is_trained_in_bfloat16_is_exported_in_float32(folder: Path, tmp_pa
 def test_an_export_that_is_not_equal_is_not_written(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     read = formats._read_safetensors
     monkeypatch.setattr(
-        exporting, "_read_safetensors", lambda *args: lambda images: read(*args)(images) + np.float32(1e-2)
+        formats, "_read_safetensors", lambda *args: lambda images: read(*args)(images) + np.float32(1e-2)
     )
     with pytest.raises(ValueError, match=r"off by 0\.01 from the model, more than 0\.0001: nothing is written"):
         smallvit.export_model(folder, "safetensors", tmp_path / "m.safetensors")

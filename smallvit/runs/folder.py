@@ -23,7 +23,7 @@ CACHE = ".cache"  # of decoded images, beside the run folders
 def run_folder(path: str | Path) -> Path:
     """The run folder that a path means: itself, or the one that a model folder lies in."""
     path = Path(path)
-    return path.parent if path.name == MODEL and (path.parent / CONFIG).exists() else path
+    return path.parent if path.name == MODEL else path
 
 
 def check_name(runs: Path, name: str | None) -> None:
