@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable
 from functools import partial
 
-from smallvit.env import restart_fast
+from smallvit.common.env import restart_fast
 
 restart_fast()
 
@@ -24,8 +24,8 @@ import numpy as np
 from jax.typing import DTypeLike
 
 from smallvit import kernels
-from smallvit.layers.attention import attend
-from smallvit.layers.dense import LayerNorm, multiply
+from smallvit.layers import LayerNorm
+from smallvit.ops import attend, multiply
 
 SECONDS = 2.0  # of each comparison
 

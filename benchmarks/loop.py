@@ -12,20 +12,20 @@ import threading
 import time
 from pathlib import Path
 
-from smallvit.env import restart_fast
+from smallvit.common.env import restart_fast
 
 restart_fast()
 
 import numpy as np
 
 from smallvit.data import load_data
-from smallvit.saved import Spec
-from smallvit.train.checkpoint import Checkpoints
-from smallvit.train.config import RunOptions, TrainConfig
-from smallvit.train.loop import History, Plan, Training
-from smallvit.train.mesh import make_mesh, spread
-from smallvit.train.progress import Reporter
-from smallvit.train.trainer import Trainer
+from smallvit.runs.saved import Spec
+from smallvit.training.checkpoint import Checkpoints
+from smallvit.training.config import RunOptions, TrainConfig
+from smallvit.training.loop import History, Plan, Training
+from smallvit.training.mesh import make_mesh, spread
+from smallvit.training.progress import Reporter
+from smallvit.training.trainer import Trainer
 
 
 def main() -> None:

@@ -21,7 +21,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from smallvit.env import restart_fast
+from smallvit.common.env import restart_fast
 
 restart_fast()
 

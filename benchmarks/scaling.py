@@ -11,7 +11,7 @@ import tempfile
 import time
 from typing import Any
 
-from smallvit.env import restart_fast
+from smallvit.common.env import restart_fast
 
 restart_fast()
 
@@ -21,7 +21,7 @@ import numpy as np
 import optax
 
 import smallvit
-from smallvit.layers import recompute
+from smallvit.ops import recompute
 
 CHANGES: dict[str, list[dict[str, Any]]] = {
     "as it is": [{}],

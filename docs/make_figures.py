@@ -11,7 +11,8 @@ import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.patches import Rectangle
 
-from smallvit.layers import SPT, Attend, PatchEmbed, shifted_copies
+from smallvit.layers import SPT, Attend, PatchEmbed
+from smallvit.ops import shifted_copies
 
 IMAGES = Path(__file__).parent / "images"
 SIZE, PATCH = 32, 8

@@ -1,13 +1,13 @@
 """Vision transformers that learn from small image data sets, from scratch, in JAX and Flax."""
 
-from smallvit.compare import CompareConfig, compare
+from smallvit.common.env import fast_env
 from smallvit.convert.load import load_pretrained
 from smallvit.data import load_data
-from smallvit.env import fast_env
-from smallvit.evaluate import Evaluation, evaluate_model
-from smallvit.explained import Explainer
-from smallvit.export import export_model
-from smallvit.hub import pull, push
+from smallvit.evaluation import Evaluation, evaluate_model
+from smallvit.explanation.pictures import Explainer
+from smallvit.exporting.formats import export_model
+from smallvit.exporting.hub import pull, push
+from smallvit.exporting.nnx import to_nnx
 from smallvit.layers import SPT, PatchMerger, resample_positions
 from smallvit.models import (
     CaiT,
@@ -27,11 +27,11 @@ from smallvit.models import (
     TwinsSVT,
     ViT,
 )
-from smallvit.nnx import to_nnx
-from smallvit.predict import Predictor, predict_files
 from smallvit.registry import create_model, list_models
-from smallvit.saved import from_pretrained
-from smallvit.train import TrainConfig, train
+from smallvit.runs.prediction import Predictor, predict_files
+from smallvit.runs.saved import from_pretrained
+from smallvit.training import TrainConfig, train
+from smallvit.training.comparison import CompareConfig, compare
 
 __version__ = "0.1.0"
 

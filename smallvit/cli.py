@@ -15,10 +15,11 @@ from rich.progress import track
 from rich.table import Table
 from rich.text import Text
 
-from smallvit.compare import CompareConfig
-from smallvit.env import keep_compiled, restart_fast
-from smallvit.train import Stopped, TrainConfig
-from smallvit.train.config import Data, Folder, Int
+from smallvit.common.env import keep_compiled, restart_fast
+from smallvit.common.extras import EXTRAS, need
+from smallvit.training import Stopped, TrainConfig
+from smallvit.training.comparison import CompareConfig
+from smallvit.training.config import Data, Folder, Int
 
 Run = Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN", help_behavior_hint="")]
 Paths = Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="PATH ...", help_behavior_hint="")]
@@ -76,14 +77,14 @@ def models(
 
 def train(config: Annotated[TrainConfig, tyro.conf.arg(name="")]) -> None:
     """Train a model on a folder of images, from scratch."""
-    from smallvit.train import train
+    from smallvit.training import train
 
     train(config)
 
 
 def compare(config: Annotated[CompareConfig, tyro.conf.arg(name="")]) -> None:
     """Train several models with several seeds: the table of a paper."""
-    from smallvit.compare import compare, markdown
+    from smallvit.training.comparison import compare, markdown
 
     table = compare(config)
     print(f"\n{markdown(table)}\n{config.out}/table.md, .csv and .png have it, {config.out}/runs the runs")
@@ -102,7 +103,7 @@ def export(
         format: Weights alone, a program for JAX, or a program for ONNX runtimes.
         out: The file to write; export/model.FORMAT in the folder if not given.
     """
-    from smallvit.export import TOLERANCE, export_model
+    from smallvit.exporting.formats import TOLERANCE, export_model
 
     path = export_model(run, format, out)
     size = path.stat().st_size / 2**20
@@ -132,13 +133,11 @@ def serve(
         queue: The most images that may wait for an answer.
         seconds: The longest that an upload, and that an answer, may take.
     """
-    try:
-        from smallvit.serve import Limits
-        from smallvit.serve import serve as serve_model
-    except ModuleNotFoundError as error:
-        if error.name not in ("starlette", "uvicorn", "python_multipart"):
-            raise
-        raise ValueError(f"{error.name} is needed to serve a model: pip install 'smallvit[serve]'") from None
+    for package in EXTRAS["serve"]:
+        need(package, "serving a model")
+    from smallvit.serving import Limits
+    from smallvit.serving import serve as serve_model
+
     keep_compiled()
     upload = int(upload_mb * 2**20) if isfinite(upload_mb) else 0
     limits = Limits(upload=upload, memory=max(8 * upload, 1), images=images, queue=queue, seconds=seconds)
@@ -162,9 +161,9 @@ def predict(
         csv: Write them there as CSV; - is standard output, in place of the table.
         json: Write them there as JSON; - is standard output, in place of the table.
     """
+    from smallvit.common.files import check_file, write_bytes
     from smallvit.data import find_images
-    from smallvit.files import check_file, write_bytes
-    from smallvit.predict import Prediction, Predictor, as_csv, as_json, predict_files
+    from smallvit.runs.prediction import Prediction, Predictor, as_csv, as_json, predict_files
 
     outputs = [(file, form) for file, form in ((csv, as_csv), (json, as_json)) if file is not None]
     if len({file for file, _ in outputs}) < len(outputs):
@@ -220,7 +219,7 @@ def evaluate(
         data_dir: Where known data sets lie, or are downloaded to.
         batch_size: Images of a step.
     """
-    from smallvit.evaluate import evaluate_model
+    from smallvit.evaluation import evaluate_model
 
     keep_compiled()
     found = evaluate_model(run, data, data_dir=data_dir, batch_size=batch_size)
@@ -277,10 +276,11 @@ def explain(
             the images or else the run's own test images.
         receptive_field: Show what one token sees of the image before the first block.
     """
-    from smallvit import explained, plots
+    from smallvit import plots
+    from smallvit.common.files import check_folder
     from smallvit.data import find_images
-    from smallvit.files import check_folder
-    from smallvit.predict import Unreadable
+    from smallvit.explanation import pictures
+    from smallvit.runs.prediction import Unreadable
 
     statistics = temperatures or receptive_field
     if not paths and not statistics:
@@ -294,7 +294,7 @@ def explain(
     keep_compiled()
     screen = _screen()
     if temperatures:
-        found, figure = explained.layer_statistics(runs, named)
+        found, figure = pictures.layer_statistics(runs, named)
         plots.save(figure, out / "temperatures.png")
         for name, rows in found.items():
             table = _table(name, "temperature of each head", "sqrt(d)", "entropy", "of at most", "distance")
@@ -311,17 +311,17 @@ def explain(
             screen.print(table)
         screen.print(_plain(f"{out / 'temperatures.png'} shows it"))
     if receptive_field:
-        fields, figure = explained.receptive_fields(runs, named)
+        fields, figure = pictures.receptive_fields(runs, named)
         plots.save(figure, out / "receptive-field.png")
         for name, field in fields.items():
-            screen.print(_plain(f"{name}: one token sees {explained.describe(field)}"))
+            screen.print(_plain(f"{name}: one token sees {pictures.describe(field)}"))
         screen.print(_plain(f"{out / 'receptive-field.png'} shows it"))
     if statistics:
         return
 
-    explainer = explained.Explainer(runs, layer=layer, heads=heads)
+    explainer = pictures.Explainer(runs, layer=layer, heads=heads)
     files = _with_standard_input(named, paths)
-    targets = explained.picture_names(files, out)
+    targets = pictures.picture_names(files, out)
     table, unreadable = _table("picture", *explainer.models), 0
     for target, each in zip(targets, _watched(explainer(files), len(files)), strict=True):
         if isinstance(each, Unreadable):

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 from smallvit import kernels
-from smallvit.layers import Size, pair
+from smallvit.ops import Size, pair
 from smallvit.registry import create_model, preset
 
 
@@ -89,7 +89,7 @@ def _convolution(eqn: Any) -> int:
 
 
 def _depthwise(eqn: Any) -> int:
-    if eqn.params["name"] != "depthwise_sum":  # in layers.conv
+    if eqn.params["name"] != "depthwise_sum":  # in ops.conv
         return 0
     kernel = eqn.invars[1].aval.shape
     return prod(eqn.outvars[0].aval.shape) * prod(kernel[:2])

@@ -11,18 +11,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-import smallvit
-from smallvit import kernels
-from smallvit.env import fast_env
-from smallvit.files import user_cache
+from smallvit import __version__, kernels
+from smallvit.common.env import fast_env
+from smallvit.common.extras import EXTRAS
+from smallvit.common.files import user_cache
+from smallvit.registry import create_model
 
-EXTRAS = {
-    "onnx": ("jax2onnx", "onnx", "onnxruntime"),
-    "serve": ("starlette", "uvicorn", "python_multipart"),
-    "hub": ("huggingface_hub",),
-    "keras": ("h5py",),
-    "tensorboard": ("tensorboardX",),
-}
 TOLERANCE = 1e-4
 
 
@@ -37,7 +31,7 @@ def examine() -> list[Finding]:
     packages = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint")
     devices = jax.devices()
     return [
-        Finding("smallvit", f"{smallvit.__version__}, Python {platform.python_version()}, {platform.platform()}"),
+        Finding("smallvit", f"{__version__}, Python {platform.python_version()}, {platform.platform()}"),
         Finding("packages", ", ".join(f"{name} {version(name)}" for name in packages)),
         Finding("devices", f"{len(devices)} x {devices[0].device_kind}; {os.cpu_count()} cores"),
         Finding("kernels", str(kernels.status()).removeprefix("native kernels: ")),
@@ -66,7 +60,7 @@ def _self_test() -> list[Finding]:
     """A small model and its gradient, with the kernels and without."""
     if not kernels.usable():
         return []
-    model = smallvit.create_model("sl_vit_tiny_data", num_classes=10, image_size=32, depth=2)
+    model = create_model("sl_vit_tiny_data", num_classes=10, image_size=32, depth=2)
     images = np.random.default_rng(0).standard_normal((8, 32, 32, 3)).astype(np.float32)
     variables = jax.jit(model.init)(jax.random.key(0), images)
 

@@ -5,7 +5,8 @@ from difflib import get_close_matches
 from fnmatch import fnmatch
 from typing import Any, NamedTuple
 
-from smallvit.layers import Classifier, Size
+from smallvit.layers import Classifier
+from smallvit.ops import Size
 
 
 class Preset(NamedTuple):

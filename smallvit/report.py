@@ -5,10 +5,7 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from pathlib import Path
 
-import numpy as np
-from jaxtyping import Integer
-
-from smallvit.files import write_bytes
+from smallvit.common.files import write_bytes
 
 Row = Mapping[str, str | int | float | None]
 
@@ -97,24 +94,6 @@ def write_report(
     path = folder / "report.html"
     write_bytes(path, page.encode())
     return path
-
-
-def per_class(matrix: Integer[np.ndarray, "k k"], classes: Sequence[str]) -> list[dict[str, str | int | float | None]]:
-    """Precision, recall and number of images of each class; the lowest recall first, classes without images last.
-
-    `matrix` counts images by true class, down, and predicted class, across. None: there is nothing to divide by.
-    """
-    right, true, predicted = np.diagonal(matrix), matrix.sum(axis=1), matrix.sum(axis=0)
-    rows: list[dict[str, str | int | float | None]] = [
-        {
-            "class": name,
-            "recall": float(right[i] / true[i]) if true[i] else None,
-            "precision": float(right[i] / predicted[i]) if predicted[i] else None,
-            "images": int(true[i]),
-        }
-        for i, name in enumerate(classes)
-    ]
-    return sorted(rows, key=lambda row: 2.0 if row["recall"] is None else float(row["recall"]))
 
 
 def _command(command: str) -> str:

@@ -19,7 +19,7 @@ import numpy as np
 from PIL import Image
 
 from smallvit.data import Preprocess
-from smallvit.saved import Spec, save_model
+from smallvit.runs.saved import Spec, save_model
 
 CLASSES = ("blue", "green", "red")
 

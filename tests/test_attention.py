@@ -10,7 +10,7 @@ import pytest
 from einops import rearrange
 
 from smallvit.layers import Attend, Attention, HeadMix
-from smallvit.layers.attention import attend_pure, readable
+from smallvit.ops.attention import attend_pure, readable
 
 KEY = jax.random.key(0)
 

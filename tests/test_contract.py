@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 from smallvit import resample_positions
+from smallvit.common.paths import by_path
 from smallvit.layers import Classifier
-from smallvit.paths import by_path
 from smallvit.registry import PRESETS
 from tests.cases import CASES, Case
 

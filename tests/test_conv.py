@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 from smallvit import kernels
-from smallvit.layers import BatchNorm, Conv, plain_convolutions
-from smallvit.layers.conv import depthwise_conv
+from smallvit.layers import BatchNorm, Conv
+from smallvit.ops import plain_convolutions
+from smallvit.ops.conv import depthwise_conv
 
 
 def test_padding_is_the_same_on_all_sides():

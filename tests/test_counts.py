@@ -6,7 +6,7 @@ import pytest
 from flax import linen as nn
 
 from smallvit import SimpleViT, ViT, create_model
-from smallvit.layers import pair
+from smallvit.ops import pair
 from smallvit.registry import PRESETS
 from tests.cases import COUNTS, SMALL_DATA_COUNTS
 

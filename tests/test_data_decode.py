@@ -12,7 +12,7 @@ import pytest
 from PIL import Image, ImageOps
 
 from smallvit.data import decode
-from smallvit.data.decode import header
+from smallvit.data.decoding import header
 
 RNG = np.random.default_rng(0)
 COLOUR = RNG.integers(0, 256, (20, 30, 3), np.uint8)

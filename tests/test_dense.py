@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 
 from smallvit import kernels
-from smallvit.layers import exact_gelu
-from smallvit.layers.dense import multiply
+from smallvit.ops import exact_gelu, multiply
 
 
 def gelu(x: np.ndarray) -> np.ndarray:

@@ -13,9 +13,9 @@ from PIL import Image
 
 from smallvit import cli
 from smallvit.data import Preprocess
-from smallvit.evaluate import evaluate_model
-from smallvit.predict import Predictor
-from smallvit.saved import Spec, from_pretrained, save_model
+from smallvit.evaluation import evaluate_model
+from smallvit.runs.prediction import Predictor
+from smallvit.runs.saved import Spec, from_pretrained, save_model
 
 SPEC = Spec("sl_vit_tiny_data", 3, (12, 12), dict(dim=16, depth=1, heads=2, mlp_dim=16, patch_size=4))
 CLASSES = ("red", "green", "blue")  # not in the order of the folders

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 import smallvit
-from smallvit import explain
+from smallvit import explanation
 from smallvit.registry import PRESETS
 from tests.cases import CASES
 
@@ -34,7 +34,7 @@ def test_every_class_has_a_row():
 @pytest.mark.parametrize("name", ROWS)
 def test_saliency_of_every_architecture(name):
     model, variables, images = example(name)
-    heat = explain.saliency(model, variables, images)
+    heat = explanation.saliency(model, variables, images)
     assert heat.shape == images.shape[:3]
     assert np.isfinite(heat).all()
     np.testing.assert_allclose(heat.min(axis=(1, 2)), 0)
@@ -47,31 +47,31 @@ def test_rollout_by_hand():
     first = np.array([[0.5, 0.5], [0.5, 0.5]], np.float32)[None, None]
     second = np.stack([[[0, 1], [0, 1]], [[0, 1], [0, 1]]]).astype(np.float32)[None]  # two heads
     # Their product is [[1/2, 1/2], [1/4, 3/4]].
-    np.testing.assert_allclose(explain.rollout([first, second], prefix=1), [[0.5]])
-    np.testing.assert_allclose(explain.rollout([first, second], prefix=0), [[0.375, 0.625]])
-    np.testing.assert_allclose(explain.rollout([second, first], prefix=0), [[0.25, 0.75]])
+    np.testing.assert_allclose(explanation.rollout([first, second], prefix=1), [[0.5]])
+    np.testing.assert_allclose(explanation.rollout([first, second], prefix=0), [[0.375, 0.625]])
+    np.testing.assert_allclose(explanation.rollout([second, first], prefix=0), [[0.25, 0.75]])
 
 
 def test_saliency_is_the_rollout_where_all_read_all():
     model, variables, images = example("vit")
-    maps = explain.attention_maps(model, variables, images)
-    grid = explain.rollout(list(maps.values()), prefix=1).reshape(-1, 4, 4)
-    heat = explain.saliency(model, variables, images)
-    expected = explain.unit_range(np.asarray(jax.image.resize(grid, (2, 16, 16), "linear")))
+    maps = explanation.attention_maps(model, variables, images)
+    grid = explanation.rollout(list(maps.values()), prefix=1).reshape(-1, 4, 4)
+    heat = explanation.saliency(model, variables, images)
+    expected = explanation.unit_range(np.asarray(jax.image.resize(grid, (2, 16, 16), "linear")))
     np.testing.assert_allclose(heat, expected, atol=1e-5)
 
 
 def test_class_attention_rolls_out_from_its_class_token():
     model, variables, images = example("cait", cls_depth=1)
-    maps = explain.attention_maps(model, variables, images)
+    maps = explanation.attention_maps(model, variables, images)
     *patches, last = (p.mean(axis=1) for p in maps.values())
     total = np.eye(16)[None]
     for p in patches:
         total = (p + np.eye(16)) / 2 @ total
     # Half of the class token is itself, which is no patch; the rest is what it reads of the patches.
     grid = (last[:, :, 1:] @ total)[:, 0].reshape(2, 4, 4).astype(np.float32)
-    expected = explain.unit_range(np.asarray(jax.image.resize(grid, (2, 16, 16), "linear")))
-    np.testing.assert_allclose(explain.saliency(model, variables, images), expected, atol=1e-4)
+    expected = explanation.unit_range(np.asarray(jax.image.resize(grid, (2, 16, 16), "linear")))
+    np.testing.assert_allclose(explanation.saliency(model, variables, images), expected, atol=1e-4)
 
 
 @pytest.mark.parametrize("target", [None, 3, np.array([0, 6])])
@@ -83,25 +83,25 @@ def test_grad_cam_of_a_mean_is_each_tokens_own_score(target):
     own = np.einsum("bnd,db->bn", tokens, kernel[:, chosen]).reshape(2, 4, 4)
     # What speaks for the class; where nothing does, as of class 3 in the first image, how little speaks against it.
     own = np.where(own.max(axis=(1, 2), keepdims=True) > 0, np.maximum(own, 0), own)
-    expected = explain.unit_range(np.asarray(jax.image.resize(own, (2, 16, 16), "linear")))
-    np.testing.assert_allclose(explain.saliency(model, variables, images, target), expected, atol=1e-4)
+    expected = explanation.unit_range(np.asarray(jax.image.resize(own, (2, 16, 16), "linear")))
+    np.testing.assert_allclose(explanation.saliency(model, variables, images, target), expected, atol=1e-4)
 
 
 def test_a_wrong_target_is_named():
     model, variables, images = example("swin")
     with pytest.raises(ValueError, match="target 7 must be a class, from 0 to 6"):
-        explain.saliency(model, variables, images, 7)
+        explanation.saliency(model, variables, images, 7)
 
 
 def test_grad_cam_needs_a_head():
     model, variables, images = example("swin", num_classes=0)
     with pytest.raises(ValueError, match="num_classes=0"):
-        explain.saliency(model, variables, images)
+        explanation.saliency(model, variables, images)
 
 
 def test_maps_come_in_the_order_of_the_computation():
     model, variables, images = example("vit", depth=11, lsa=False)
-    maps = explain.attention_maps(model, variables, images)
+    maps = explanation.attention_maps(model, variables, images)
     assert list(maps) == [f"block_{i}/attention/attend" for i in range(11)]
     for weights in maps.values():
         assert weights.shape == (2, 2, 17, 17)
@@ -112,19 +112,19 @@ def test_temperatures_are_multiples_of_the_usual_scale():
     model, variables, images = example("vit", lsa=True)
     path = "block_1/attention/attend"
     variables["params"]["block_1"]["attention"]["attend"]["temperature"] = np.array([2, 0.5]) * 8**-0.5
-    found = explain.temperatures(model, variables, images)
+    found = explanation.temperatures(model, variables, images)
     assert list(found) == ["block_0/attention/attend", path]
     np.testing.assert_allclose(found[path], [2, 0.5], rtol=1e-6)
 
 
 def test_no_temperatures_without_lsa():
-    assert explain.temperatures(*example("vit", lsa=False)) == {}
+    assert explanation.temperatures(*example("vit", lsa=False)) == {}
 
 
 def test_entropy_by_hand():
     one, even = [1.0, 0, 0, 0], [0.25] * 4
     maps = np.array([[[one, one], [even, even]]], np.float32)  # an image, two heads, two tokens that read four
-    entropy = explain.attention_entropy({"plain": maps, "windows": maps[:, None]})
+    entropy = explanation.attention_entropy({"plain": maps, "windows": maps[:, None]})
     np.testing.assert_allclose(entropy["plain"], [0, np.log(4)], atol=1e-6)
     np.testing.assert_allclose(entropy["windows"], [0, np.log(4)], atol=1e-6)
 
@@ -134,10 +134,10 @@ def test_distance_by_hand():
     grid = np.array([[0, 0, 1], [0, 1, 0], [1, 0, 0]], np.float32)
     with_class = np.pad(grid / 2, ((1, 0), (1, 0)), constant_values=0.5)
     for maps in (grid, with_class):
-        distance = explain.attention_distance({"a": maps[None, None]}, (1, 3))
+        distance = explanation.attention_distance({"a": maps[None, None]}, (1, 3))
         np.testing.assert_allclose(distance["a"], [4 / 3], rtol=1e-6)
     with pytest.raises(ValueError, match="a has maps of 3 x 3: they are not of all tokens of a grid 2 x 3"):
-        explain.attention_distance({"a": grid[None, None]}, (2, 3))
+        explanation.attention_distance({"a": grid[None, None]}, (2, 3))
 
 
 @pytest.mark.parametrize(
@@ -152,13 +152,13 @@ def test_distance_by_hand():
     ],
 )
 def test_token_grid(tokens, shape, found):
-    assert explain.token_grid(tokens, shape) == found
+    assert explanation.token_grid(tokens, shape) == found
 
 
 @pytest.mark.parametrize("tokens", [1, 2, 8])
 def test_no_token_grid(tokens):
     with pytest.raises(ValueError, match=f"{tokens} tokens do not fill a grid that is shaped like 32 x 32"):
-        explain.token_grid(tokens, (32, 32))
+        explanation.token_grid(tokens, (32, 32))
 
 
 def test_tokens_of_oblong_patches_find_their_place():
@@ -169,17 +169,17 @@ def test_tokens_of_oblong_patches_find_their_place():
     )
     images = np.random.default_rng(0).standard_normal((1, *image_size, 1), np.float32)
     variables = some_variables(model, images)
-    heat = explain.saliency(model, variables, images)
-    (weights,) = explain.attention_maps(model, variables, images).values()
-    tokens = explain.rollout([weights], prefix=0)
-    expected = explain.unit_range(np.asarray(jax.image.resize(tokens.reshape(1, 3, 4), (1, 9, 20), "linear")))
+    heat = explanation.saliency(model, variables, images)
+    (weights,) = explanation.attention_maps(model, variables, images).values()
+    tokens = explanation.rollout([weights], prefix=0)
+    expected = explanation.unit_range(np.asarray(jax.image.resize(tokens.reshape(1, 3, 4), (1, 9, 20), "linear")))
     np.testing.assert_allclose(heat, expected, atol=1e-5)
 
 
 def test_class_attention_is_the_class_tokens_row():
     model, variables, images = example("vit")
-    maps = explain.attention_maps(model, variables, images)
-    found = explain.class_attention(model, variables, images)
+    maps = explanation.attention_maps(model, variables, images)
+    found = explanation.class_attention(model, variables, images)
     assert list(found) == list(maps)
     for path, read in found.items():
         np.testing.assert_array_equal(read, maps[path][:, :, 0, 1:].reshape(*maps[path].shape[:2], 4, 4))
@@ -187,18 +187,18 @@ def test_class_attention_is_the_class_tokens_row():
 
 def test_without_a_class_token_all_tokens_read():
     model, variables, images = example("vit", pool="mean")
-    maps = explain.attention_maps(model, variables, images)
-    for path, read in explain.class_attention(model, variables, images).items():
+    maps = explanation.attention_maps(model, variables, images)
+    for path, read in explanation.class_attention(model, variables, images).items():
         np.testing.assert_allclose(read.reshape(*read.shape[:2], -1), maps[path].mean(axis=2))
 
 
 def test_class_attention_leaves_windows_out():
-    assert explain.class_attention(*example("swin")) == {}
+    assert explanation.class_attention(*example("swin")) == {}
 
 
 @pytest.mark.parametrize("name", ROWS)
 def test_receptive_field_of_every_architecture(name):
-    field = explain.receptive_field(*example(name))
+    field = explanation.receptive_field(*example(name))
     assert field.heat.shape == CASES[name].size
     assert field.heat.max() == pytest.approx(1)
     assert min(field.measured) >= 1
@@ -212,7 +212,7 @@ def test_a_token_sees_its_patch_and_with_spt_around_it(spt, shift, sees):
         "vit_tiny_data", image_size=16, num_classes=2, patch_size=4, dim=8, depth=1, spt=spt, spt_shift=shift
     )
     images = np.random.default_rng(1).standard_normal((2, 16, 16, 3), np.float32)
-    field = explain.receptive_field(model, some_variables(model, images), images, token=(1, 2))
+    field = explanation.receptive_field(model, some_variables(model, images), images, token=(1, 2))
     assert field.theory == field.measured == (sees, sees)
     around = (sees - 4) // 2
     seen = np.zeros((16, 16), bool)
@@ -224,19 +224,19 @@ def test_a_token_sees_its_patch_and_with_spt_around_it(spt, shift, sees):
 
 def test_receptive_field_of_no_token():
     with pytest.raises(ValueError, match="token 4, 0 is not in the grid of 4 x 4"):
-        explain.receptive_field(*example("vit"), token=(4, 0))
+        explanation.receptive_field(*example("vit"), token=(4, 0))
 
 
 def test_attention_by_layer():
     model, variables, images = example("vit", lsa=True)
-    rows = explain.attention_by_layer(model, variables, images)
-    maps = explain.attention_maps(model, variables, images)
+    rows = explanation.attention_by_layer(model, variables, images)
+    maps = explanation.attention_maps(model, variables, images)
     assert [row.path for row in rows] == list(maps)
     row, p = rows[0], maps[rows[0].path]
     learned = variables["params"]["block_0"]["attention"]["attend"]["temperature"]
     np.testing.assert_allclose(row.temperature, 1 / learned, rtol=1e-5)
     assert row.even == pytest.approx(np.log(17))
     assert (row.entropy < row.even).all()
-    np.testing.assert_allclose(row.distance, explain.attention_distance({"": p}, (4, 4))[""])
-    assert explain.attention_by_layer(*example("vit"))[0].temperature is None
-    assert explain.attention_by_layer(*example("swin"))[0].distance is None
+    np.testing.assert_allclose(row.distance, explanation.attention_distance({"": p}, (4, 4))[""])
+    assert explanation.attention_by_layer(*example("vit"))[0].temperature is None
+    assert explanation.attention_by_layer(*example("swin"))[0].distance is None

@@ -10,10 +10,10 @@ from PIL import Image
 
 from smallvit import cli
 from smallvit.data import Preprocess
-from smallvit.explain import saliency
-from smallvit.explained import Explainer, named_models, picture_names, receptive_fields
-from smallvit.predict import Predictor, Unreadable
-from smallvit.saved import Spec, save_model
+from smallvit.explanation import saliency
+from smallvit.explanation.pictures import Explainer, named_models, picture_names, receptive_fields
+from smallvit.runs.prediction import Predictor, Unreadable
+from smallvit.runs.saved import Spec, save_model
 from tests.test_explain import some_variables
 
 FIELDS = dict(dim=16, depth=2, heads=2, mlp_dim=16, patch_size=4)

@@ -12,10 +12,10 @@ from safetensors import safe_open
 
 import smallvit
 from smallvit import cli
-from smallvit import export as exporting
 from smallvit.data import Preprocess
-from smallvit.predict import Predictor
-from smallvit.saved import Saved, Spec, save_model
+from smallvit.exporting import formats
+from smallvit.runs.prediction import Predictor
+from smallvit.runs.saved import Saved, Spec, save_model
 from tests.cases import CASES, Case
 
 SPEC = Spec("sl_vit_tiny_data", 3, (8, 12), dict(dim=16, depth=1, heads=2, mlp_dim=16, patch_size=4))
@@ -47,7 +47,7 @@ def saved(case: Case) -> Saved:
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_stablehlo_of_every_architecture(name: str):
-    assert exporting.convert(saved(CASES[name]), "stablehlo")
+    assert formats.convert(saved(CASES[name]), "stablehlo")
 
 
 # Every architecture can; a row that could not would be named here, with the operation that ONNX lacks.
@@ -55,7 +55,7 @@ def test_stablehlo_of_every_architecture(name: str):
 def test_onnx_of_every_architecture(name: str):
     pytest.importorskip("jax2onnx")
     pytest.importorskip("onnxruntime")
-    assert exporting.convert(saved(CASES[name]), "onnx")
+    assert formats.convert(saved(CASES[name]), "onnx")
 
 
 def test_a_stablehlo_file_predicts_alone(folder: Path, tmp_path: Path):
@@ -94,16 +94,16 @@ def test_safetensors_have_weights_and_facts_in_one_file(folder: Path, tmp_path: 
 def test_what_is_trained_in_bfloat16_is_exported_in_float32(folder: Path, tmp_path: Path):
     whole = smallvit.from_pretrained(folder)
     half = Saved(whole.model.clone(dtype=jnp.bfloat16), whole.variables, whole.classes, whole.preprocess, whole.spec)
-    program = jax.export.deserialize(bytearray(exporting.convert(half, "stablehlo")))
+    program = jax.export.deserialize(bytearray(formats.convert(half, "stablehlo")))
     probabilities = jax.nn.softmax(program.call(images()), axis=-1)
     np.testing.assert_allclose(probabilities, Predictor(whole)(images()), atol=1e-5)
 
 
 @pytest.mark.usefixtures("as_a_user")
 def test_an_export_that_is_not_equal_is_not_written(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    read = exporting._read_safetensors
+    read = formats._read_safetensors
     monkeypatch.setattr(
-        exporting, "_read_safetensors", lambda *args: lambda images: read(*args)(images) + np.float32(1e-2)
+        formats, "_read_safetensors", lambda *args: lambda images: read(*args)(images) + np.float32(1e-2)
     )
     with pytest.raises(ValueError, match=r"off by 0\.01 from the model, more than 0\.0001: nothing is written"):
         smallvit.export_model(folder, "safetensors", tmp_path / "m.safetensors")
@@ -115,7 +115,7 @@ def test_what_a_converter_cannot_do_is_one_line(folder: Path, tmp_path: Path, mo
     def fail(*_: object) -> None:
         raise NotImplementedError("\nno such operation\nand much more")
 
-    monkeypatch.setattr(exporting, "_read_safetensors", fail)
+    monkeypatch.setattr(formats, "_read_safetensors", fail)
     with pytest.raises(ValueError, match=r"^sl_vit_tiny_data cannot be exported to safetensors \(no such operation\)$"):
         smallvit.export_model(folder, "safetensors", tmp_path / "m.safetensors")
     assert list(tmp_path.iterdir()) == []

@@ -13,8 +13,8 @@ from PIL import Image
 
 import smallvit
 from smallvit.data import Preprocess
-from smallvit.hub import write_hub_folder
-from smallvit.saved import Spec, save_model
+from smallvit.exporting.hub import write_hub_folder
+from smallvit.runs.saved import Spec, save_model
 
 SPEC = Spec("sl_vit_tiny_data", 3, (8, 12), dict(dim=16, depth=1, heads=2, mlp_dim=16, patch_size=4))
 PREPROCESS = Preprocess((8, 12), 3, "pad", (0.5, 0.4, 0.3), (0.2, 0.2, 0.2))

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from smallvit import kernels
 from smallvit.kernels import library, linear
-from smallvit.layers import attention as layers
-from smallvit.layers.dense import multiply
+from smallvit.ops import multiply
+from smallvit.ops.attention import attend_pure
 
 needs_library = pytest.mark.skipif(kernels.status().instruction_set is None, reason=str(kernels.status()))
 SETS = [name for name in ("avx512", "avx2", "portable") if library.PATH.exists() and library.choose(name)]
@@ -169,7 +169,7 @@ def test_nan_and_infinity_go_where_they_go_without_us(name, where, value):
         return kernels.attend(*map(tokens, args[:3]), args[3], allowed=allowed)
 
     def theirs(q, k, v, scale):
-        return tokens(layers.attend_pure(q * scale[None, None, :, None, None], k, v, None, allowed[None]))
+        return tokens(attend_pure(q * scale[None, None, :, None, None], k, v, None, allowed[None]))
 
     for mine, their in zip(with_gradients(ours)(*args), with_gradients(theirs)(*args), strict=True):
         np.testing.assert_allclose(mine, their, rtol=1e-4, atol=1e-5)

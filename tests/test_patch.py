@@ -5,7 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from smallvit.layers import SPT, PatchEmbed, SPTPool, patchify, shifted_copies
+from smallvit.layers import SPT, PatchEmbed, SPTPool
+from smallvit.ops import patchify, shifted_copies
 
 COUNTING = jnp.arange(1.0, 37).reshape(1, 6, 6, 1)
 

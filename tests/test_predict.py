@@ -15,8 +15,8 @@ from PIL import Image
 
 from smallvit import cli
 from smallvit.data import Preprocess, find_images
-from smallvit.predict import Predictor, Unreadable, as_csv, predict_files
-from smallvit.saved import Spec, save_model
+from smallvit.runs.prediction import Predictor, Unreadable, as_csv, predict_files
+from smallvit.runs.saved import Spec, save_model
 
 SPEC = Spec("sl_vit_tiny_data", 3, (8, 12), dict(dim=16, depth=1, heads=2, mlp_dim=16, patch_size=4))
 PREPROCESS = Preprocess((8, 12), 3, "crop", (0.5, 0.4, 0.3), (0.2, 0.2, 0.2))

@@ -7,7 +7,7 @@ import optax
 import pytest
 
 import smallvit
-from smallvit.layers import recompute
+from smallvit.ops import recompute
 
 SIZE = dict(image_size=32, num_classes=5)
 MODELS = {

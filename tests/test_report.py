@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from smallvit.plots import image_grid, save
-from smallvit.report import per_class, write_report
+from smallvit.report import write_report
+from smallvit.runs.scores import per_class
 
 EVIL = "<script>alert('1')</script>\" onload='x' &amp;"
 

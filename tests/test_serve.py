@@ -20,12 +20,12 @@ from starlette.routing import Route
 from starlette.testclient import TestClient
 
 from smallvit import cli
-from smallvit.predict import Predictor
-from smallvit.serve import Limits, make_app
-from smallvit.serve.batching import Batcher
-from smallvit.serve.examples import Example, from_folder
-from smallvit.serve.limits import Refused
-from smallvit.serve.maps import read_by_head
+from smallvit.runs.prediction import Predictor
+from smallvit.serving import Limits, make_app
+from smallvit.serving.batching import Batcher
+from smallvit.serving.examples import Example, from_folder
+from smallvit.serving.limits import Refused
+from smallvit.serving.maps import read_by_head
 from tests.served import BROKEN, CLASSES, bomb, photo, save_tiny
 
 LIMITS = Limits(upload=200_000, memory=10**6, images=4, explained=2, pixels=10_000, queue=8, explain_queue=2, seconds=9)

@@ -12,7 +12,7 @@ import pytest
 from PIL import Image
 
 from smallvit import cli
-from smallvit.train.checkpoint import Checkpoints
+from smallvit.training.checkpoint import Checkpoints
 from tests.runs import QUICK, TINY, assert_same, checkpoints, command
 
 pytestmark = pytest.mark.usefixtures("as_a_user")

@@ -12,14 +12,15 @@ import pytest
 
 from smallvit import create_model
 from smallvit.augment import Augment
+from smallvit.common.files import read_json, write_bytes
 from smallvit.data import Preprocess
-from smallvit.files import read_json, write_bytes
-from smallvit.saved import Spec, from_pretrained, save_model
-from smallvit.train import RECIPES, MachineOptions, Recipe, RecipeOptions, RunOptions, TrainConfig
-from smallvit.train.mesh import make_mesh
-from smallvit.train.optimiser import kernels, learning_rates, optimiser
-from smallvit.train.run import create_run, locked, open_run
-from smallvit.train.step import make_init, make_predict, make_step
+from smallvit.runs.folder import create_run, locked, open_run
+from smallvit.runs.prediction import make_predict
+from smallvit.runs.saved import Spec, from_pretrained, save_model
+from smallvit.training import RECIPES, MachineOptions, Recipe, RecipeOptions, RunOptions, TrainConfig
+from smallvit.training.mesh import make_mesh
+from smallvit.training.optimiser import kernels, learning_rates, optimiser
+from smallvit.training.step import make_init, make_step
 
 
 @pytest.fixture(autouse=True)

@@ -16,7 +16,7 @@ import pytest
 from PIL import Image
 from safetensors.numpy import load_file
 
-from smallvit.compare import CompareConfig, variants
+from smallvit.training.comparison import CompareConfig, variants
 from tests.runs import QUICK, assert_same, checkpoints, command
 
 

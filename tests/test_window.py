@@ -7,7 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from smallvit.layers import Attention, RelativeBias, WindowAttention, window_allowed, window_merge, window_partition
+from smallvit.layers import Attention, RelativeBias, WindowAttention
+from smallvit.ops import window_allowed, window_merge, window_partition
 
 KEY = jax.random.key(0)
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
+from smallvit.common.extras import need
 from smallvit.convert.rules import Kind, Shapes, Table
 
 # Keras shifts by where the content goes, we by where it is read: its copies are ours in this order.
@@ -98,11 +99,7 @@ def tau(leaf: str, array: np.ndarray, path: str, shapes: Shapes) -> dict[str, np
 
 def read_h5(path: Path) -> dict[str, np.ndarray]:
     """A `.weights.h5` file: "layers/dense_3/vars/0" is here "dense_3.0"."""
-    try:
-        import h5py
-    except ImportError:
-        raise ValueError(f"h5py is needed to read {path.name}: pip install 'smallvit[keras]'") from None
-
+    h5py = need("h5py", f"reading {path.name}")
     state: dict[str, np.ndarray] = {}
 
     def take(name: str, item: object) -> None:
@@ -129,11 +126,7 @@ def read_saved_model(path: Path) -> dict[str, np.ndarray]:
     Its variables come in the order of the layers, which is what counts: the numbers in their names depend on what
     else was made in that process, and a temperature, made outside of Keras, is just "Variable".
     """
-    try:
-        import tensorflow  # pyright: ignore[reportMissingImports, reportMissingModuleSource]
-    except ImportError:
-        raise ValueError(f"tensorflow is needed to read the SavedModel {path.name}: pip install tensorflow") from None
-
+    tensorflow = need("tensorflow", f"reading the SavedModel {path.name}")
     state: dict[str, np.ndarray] = {}
     moments: dict[str, np.ndarray] = {}
     seen: dict[str, list[str]] = {}  # the layers of a kind, in their order

@@ -9,9 +9,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from smallvit.common.extras import first_line, need
+from smallvit.common.paths import by_path, nested
 from smallvit.convert import keras, timm, transformers, vit_pytorch
 from smallvit.convert.rules import Converted, Table, convert
-from smallvit.layers import Classifier, pair
+from smallvit.layers import Classifier
 from smallvit.models import (
     CaiT,
     CrossViT,
@@ -27,7 +29,7 @@ from smallvit.models import (
     TwinsSVT,
     ViT,
 )
-from smallvit.paths import by_path, nested
+from smallvit.ops import pair
 
 State = Mapping[str, np.ndarray]
 
@@ -115,7 +117,7 @@ def read_state(source: str | Path) -> State:
 
 
 def _read_torch(path: Path) -> State:
-    torch = _need("torch", f"to read {path.name}")
+    torch = need("torch", f"reading {path.name}")
     state = torch.load(path, map_location="cpu", weights_only=True)
     for wrapper in ("state_dict", "model"):
         state = state.get(wrapper, state)
@@ -123,20 +125,13 @@ def _read_torch(path: Path) -> State:
 
 
 def _download(repository: str) -> Path:
-    hub = _need("huggingface_hub", f"to fetch {repository}")
+    hub = need("huggingface_hub", f"fetching {repository}")
     for name in ("model.safetensors", "pytorch_model.bin"):
         try:
             return Path(hub.hf_hub_download(repository, name))
         except Exception as error:  # the hub's many errors all mean that the file could not be had
-            reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+            reason = first_line(error)
     raise ValueError(f"cannot fetch {repository} from the hub ({reason}): check name and network, or give a file")
-
-
-def _need(package: str, purpose: str) -> Any:
-    try:
-        return __import__(package)
-    except ImportError:
-        raise ValueError(f"{package} is needed {purpose}: pip install {package}") from None
 
 
 def _best_fit(model: Classifier, state: State, shapes: Mapping[str, tuple[int, ...]]) -> Converted:

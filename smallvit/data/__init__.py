@@ -2,9 +2,9 @@
 
 from smallvit.data.batches import batch_indices, eval_batches, order
 from smallvit.data.dataset import Dataset, Fit, Preprocess, Split
-from smallvit.data.decode import decode
+from smallvit.data.decoding import decode
 from smallvit.data.find import find_images
-from smallvit.data.held_out import HeldOut, held_out, load_held_out
+from smallvit.data.labelled import HeldOut, held_out, load_held_out
 from smallvit.data.load import load_data
 
 __all__ = [

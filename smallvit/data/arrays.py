@@ -10,7 +10,7 @@ from jaxtyping import Int32, UInt8
 from PIL import Image
 
 from smallvit.data.dataset import Dataset, Fit, Preprocess, Split
-from smallvit.data.decode import fit_image
+from smallvit.data.decoding import fit_image
 from smallvit.data.splits import choose_size, mean_and_std, split_rest
 
 

@@ -10,10 +10,10 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import UInt8
 
+from smallvit.common.files import write_safely
 from smallvit.data.dataset import Fit
-from smallvit.data.decode import Source, decode
+from smallvit.data.decoding import Source, decode
 from smallvit.data.progress import in_threads
-from smallvit.files import write_safely
 
 VERSION = 1  # to be raised whenever `decode` makes other pixels of the same file
 DAY = 86_400

@@ -13,7 +13,7 @@ import numpy as np
 
 from smallvit.data.cache import decoded
 from smallvit.data.dataset import Dataset, Fit, Preprocess, Split
-from smallvit.data.decode import SUFFIXES, header
+from smallvit.data.decoding import SUFFIXES, header
 from smallvit.data.progress import in_threads
 from smallvit.data.splits import choose_size, mean_and_std, split_rest
 

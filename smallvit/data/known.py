@@ -16,13 +16,13 @@ from urllib.request import urlopen
 
 import numpy as np
 
+from smallvit.common.files import write_safely
 from smallvit.data.arrays import Labelled, from_arrays
 from smallvit.data.cache import decoded
 from smallvit.data.dataset import Dataset, Fit, Preprocess, Split
 from smallvit.data.embedded import FASHION_CLASSES
 from smallvit.data.progress import progress_bar
 from smallvit.data.splits import split_rest
-from smallvit.files import write_safely
 
 DIGITS = tuple("0123456789")
 DEBIAN = {"fashion-mnist": Path("/usr/share/datasets/fashion-mnist")}  # of the package dataset-fashion-mnist

@@ -2,14 +2,14 @@
 
 from difflib import get_close_matches
 from pathlib import Path
-from typing import get_args
+from typing import Literal, get_args
 
+from smallvit.common.files import user_cache
 from smallvit.data.arrays import load_npz
 from smallvit.data.dataset import Dataset, Fit
 from smallvit.data.embedded import NAME, load_embedded
 from smallvit.data.folder import load_folder
 from smallvit.data.known import KNOWN, load_known
-from smallvit.files import user_cache
 
 
 def load_data(
@@ -41,18 +41,31 @@ def load_data(
         raise ValueError(f"fit={fit!r} must be {' or '.join(map(repr, get_args(Fit)))}")
     cache = Path(cache_dir).expanduser() if cache_dir is not None else user_cache() / "decoded"
 
+    match find_source(source):
+        case "embedded", _:
+            return load_embedded(image_size=size, fit=fit, seed=seed)
+        case "known", name:
+            folder = Path(data_dir).expanduser() if data_dir is not None else user_cache() / "data"
+            return load_known(str(name), image_size=size, fit=fit, seed=seed, data_dir=folder, cache_dir=cache)
+        case "folder", path:
+            return load_folder(path, image_size=size, fit=fit, seed=seed, cache_dir=cache)
+        case _, path:
+            return load_npz(path, image_size=size, fit=fit, seed=seed)
+
+
+def find_source(source: str | Path | None) -> tuple[Literal["embedded", "known", "folder", "npz"], Path]:
+    """What kind of source is meant, with its path or name; a ValueError if there is none."""
     if source is None or source == NAME:
-        return load_embedded(image_size=size, fit=fit, seed=seed)
+        return "embedded", Path(NAME)
     if source in KNOWN:
-        folder = Path(data_dir).expanduser() if data_dir is not None else user_cache() / "data"
-        return load_known(str(source), image_size=size, fit=fit, seed=seed, data_dir=folder, cache_dir=cache)
+        return "known", Path(source)
     path = Path(source).expanduser()
     if path.is_dir():
-        return load_folder(path, image_size=size, fit=fit, seed=seed, cache_dir=cache)
+        return "folder", path
     if path.is_file():
         if path.suffix.lower() != ".npz":
             raise ValueError(f"{path} is neither a folder of images nor an .npz file of images and labels")
-        return load_npz(path, image_size=size, fit=fit, seed=seed)
+        return "npz", path
     if len(path.parts) > 1 or isinstance(source, Path) or path.suffix:
         raise ValueError(f"{path}: there is no such folder or file")
     names = [NAME, *KNOWN]

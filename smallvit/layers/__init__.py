@@ -9,33 +9,15 @@ Axes have the same letters everywhere, in einops, in einsum and in types:
 """
 
 from smallvit.layers.attention import Attend, Attention, HeadMix, LSAOption
-from smallvit.layers.block import MLP, Block, DropPath, LayerScale, ramp, recompute
+from smallvit.layers.basic import BatchNorm, Dense, Factory, LayerNorm
+from smallvit.layers.block import MLP, Block, DropPath, LayerScale, ramp
 from smallvit.layers.classifier import Classifier, SequenceClassifier
-from smallvit.layers.conv import BatchNorm, Conv, ConvNorm, plain_convolutions, unfold
-from smallvit.layers.dense import Dense, Factory, LayerNorm, exact_gelu
-from smallvit.layers.patch import (
-    SPT,
-    PatchEmbed,
-    SPTOption,
-    SPTPool,
-    patch_embed,
-    patchify,
-    shift_image,
-    shifted_copies,
-    spt_directions,
-)
+from smallvit.layers.convolution import Conv, ConvNorm
+from smallvit.layers.patch import SPT, PatchEmbed, SPTPool, patch_embed
 from smallvit.layers.peg import PEG
 from smallvit.layers.pool import PatchMerger, Pool, check_pool, pool_tokens
-from smallvit.layers.position import ClassToken, PositionEmbed, resample_positions, sincos_2d
-from smallvit.layers.size import Images, Size, check_image, grid_size, pair, patch_of, per_stage
-from smallvit.layers.window import (
-    RelativeBias,
-    WindowAttention,
-    window_allowed,
-    window_merge,
-    window_offsets,
-    window_partition,
-)
+from smallvit.layers.position import ClassToken, PositionEmbed, resample_positions
+from smallvit.layers.window import RelativeBias, WindowAttention
 
 __all__ = [
     "MLP",
@@ -53,7 +35,6 @@ __all__ = [
     "DropPath",
     "Factory",
     "HeadMix",
-    "Images",
     "LSAOption",
     "LayerNorm",
     "LayerScale",
@@ -62,32 +43,12 @@ __all__ = [
     "Pool",
     "PositionEmbed",
     "RelativeBias",
-    "SPTOption",
     "SPTPool",
     "SequenceClassifier",
-    "Size",
     "WindowAttention",
-    "check_image",
     "check_pool",
-    "exact_gelu",
-    "grid_size",
-    "pair",
     "patch_embed",
-    "patch_of",
-    "patchify",
-    "per_stage",
-    "plain_convolutions",
     "pool_tokens",
     "ramp",
-    "recompute",
     "resample_positions",
-    "shift_image",
-    "shifted_copies",
-    "sincos_2d",
-    "spt_directions",
-    "unfold",
-    "window_allowed",
-    "window_merge",
-    "window_offsets",
-    "window_partition",
 ]

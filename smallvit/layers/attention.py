@@ -1,17 +1,16 @@
 """One attention for all architectures; Locality Self-Attention (https://arxiv.org/abs/2112.13492) is a seam of it."""
 
-from functools import partial
 from typing import Literal
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
-from einops import rearrange
 from jaxtyping import Array, Bool, Float
 
-from smallvit import kernels
-from smallvit.layers.dense import Dense, Factory, align, at_least_float32
+from smallvit.layers.basic import Dense, Factory
+from smallvit.ops import align, attend
+from smallvit.ops.attention import attention_logits, keep_mask, merge_heads, scale_queries, split_heads
 
 LSAOption = bool | Literal["mask", "temperature"]  # True is both halves
 
@@ -21,20 +20,6 @@ def lsa_parts(lsa: LSAOption) -> tuple[bool, bool]:
     if lsa not in (True, False, "mask", "temperature"):
         raise ValueError(f"unknown lsa {lsa!r}: choose True (both halves), 'mask', 'temperature' or False")
     return lsa in (True, "temperature"), lsa in (True, "mask")
-
-
-def readable(
-    n: int, m: int, allowed: Bool[np.ndarray, "*lead n m"] | None, *, mask_diagonal: bool
-) -> Bool[np.ndarray, "*lead n m"] | None:
-    """Which query reads which key; a numpy constant, since ONNX has no runnable `eye`. None: all read all."""
-    if allowed is None and not mask_diagonal:
-        return None
-    itself = np.eye(n, m, dtype=bool)
-    allowed = np.ones((n, m), bool) if allowed is None else allowed
-    if mask_diagonal:
-        allowed = allowed & ~itself
-    # A query with nothing left to read, such as one lone token, reads itself: a softmax of only -inf is NaN.
-    return allowed | (itself & ~allowed.any(-1, keepdims=True))
 
 
 class Attend(nn.Module):
@@ -81,10 +66,10 @@ class Attend(nn.Module):
         if plain and not self.is_mutable_collection("intermediates"):
             return attend(q, k, v, temperature, bias, allowed, heads=heads, mask_diagonal=masked and same_tokens)
 
-        q, k, v = _head_major(q, k, v, heads)
-        keep = _keep(q, k, allowed, mask_diagonal=masked and same_tokens)
+        q, k, v = split_heads(q, k, v, heads)
+        keep = keep_mask(q, k, allowed, mask_diagonal=masked and same_tokens)
         bias = None if bias is None else align(bias, q)
-        logits = _logits(_scaled(q, temperature), k, bias, None if self.pre else keep)
+        logits = attention_logits(scale_queries(q, temperature), k, bias, None if self.pre else keep)
         if self.pre is not None:
             logits = self.pre(name="pre")(logits)
             logits = logits if keep is None else jnp.where(keep, logits, -jnp.inf)
@@ -93,108 +78,12 @@ class Attend(nn.Module):
         if self.post is not None:
             weights = self.post(name="post")(weights)
         weights = nn.Dropout(self.dropout, deterministic=not train, name="dropout")(weights)
-        return _token_major(jnp.einsum("...nm,...me->...ne", weights.astype(v.dtype), v))
+        return merge_heads(jnp.einsum("...nm,...me->...ne", weights.astype(v.dtype), v))
 
     def first_scale(self, heads: int, q: Array, k: Array | None = None, *_: Array) -> float:
         """What the logits are multiplied by, before any learning."""
         dims = q.shape[-1] // (3 if k is None else 1)
         return (dims // heads) ** -0.5 if self.scale is None else self.scale
-
-
-def attend(
-    q: Float[Array, "*lead n a"],
-    k: Float[Array, "*lead m a"] | None,
-    v: Float[Array, "*lead m c"] | None,
-    scale: Float[Array, " #h"],
-    bias: Float[Array, "#h n m"] | None = None,
-    allowed: Bool[np.ndarray, "*some n m"] | None = None,
-    *,
-    heads: int,
-    mask_diagonal: bool = False,
-) -> Float[Array, "*lead n e"]:
-    """Attention without a map to look at; its arguments are those of `Attend`."""
-    scales = jnp.broadcast_to(scale, (heads,))
-    if k is None or v is None:
-        if kernels.attends_packed(q, heads, bias, allowed):
-            return kernels.attend_packed(q, scales, bias, allowed, mask_diagonal=mask_diagonal)
-    elif kernels.attends(q, k, v, heads, bias, allowed):
-        return kernels.attend(q, k, v, scales, bias, allowed, mask_diagonal=mask_diagonal)
-    q, k, v = _head_major(q, k, v, heads)
-    bias = None if bias is None else align(bias, q)
-    return _token_major(attend_pure(_scaled(q, scale), k, v, bias, _keep(q, k, allowed, mask_diagonal=mask_diagonal)))
-
-
-def _head_major(q: Array, k: Array | None, v: Array | None, heads: int) -> tuple[Array, Array, Array]:
-    """(..., h, n, d) of each: head-major products are three times as fast on a CPU."""
-    if k is None or v is None:
-        q, k, v = jnp.split(q, 3, axis=-1)
-    q, k, v = (rearrange(x, "... n (h d) -> ... h n d", h=heads) for x in (q, k, v))
-    return q, k, v
-
-
-def _token_major(x: Array) -> Array:
-    return rearrange(x, "... h n d -> ... n (h d)")
-
-
-def _scaled(q: Array, scale: Array) -> Array:
-    return q * align(scale[:, None, None], q).astype(q.dtype)
-
-
-def _keep(q: Array, k: Array, allowed: np.ndarray | None, *, mask_diagonal: bool) -> np.ndarray | None:
-    keep = readable(q.shape[-2], k.shape[-2], allowed, mask_diagonal=mask_diagonal)
-    return None if keep is None else keep.reshape((1,) * (q.ndim - keep.ndim) + keep.shape)
-
-
-def _logits(q: Array, k: Array, bias: Array | None, keep: Array | np.ndarray | None) -> Array:
-    logits = jnp.einsum("...nd,...md->...nm", q, k, preferred_element_type=at_least_float32(q.dtype))
-    logits = logits if bias is None else logits + bias.astype(logits.dtype)
-    return logits if keep is None else jnp.where(keep, logits, -jnp.inf)
-
-
-@jax.custom_vjp
-def attend_pure(
-    q: Float[Array, "*lead n d"],
-    k: Float[Array, "*lead m d"],
-    v: Float[Array, "*lead m e"],
-    bias: Float[Array, "*some n m"] | None,
-    keep: Bool[Array, "*other n m"] | Bool[np.ndarray, "*other n m"] | None,
-) -> Float[Array, "*lead n e"]:
-    """softmax(q k' + bias, where keep) v, for when nobody looks at the map.
-
-    Its derivative is written out: the map is computed again rather than kept, and the sums are divided out of the
-    small product instead of the large map. That is a fifth less time for a training step on a CPU than autodiff's.
-    """
-    return _attend_forward(q, k, v, bias, keep)[0]
-
-
-def _attend_forward(
-    q: Array, k: Array, v: Array, bias: Array | None, keep: Array | np.ndarray | None
-) -> tuple[Array, tuple]:
-    logits = _logits(q, k, bias, keep)
-    top = logits.max(-1, keepdims=True)
-    e = jnp.exp(logits - top)
-    total = e.sum(-1, keepdims=True)
-    out = jnp.einsum("...nm,...me->...ne", e.astype(v.dtype), v, preferred_element_type=total.dtype) / total
-    return out.astype(v.dtype), (q, k, v, bias, keep, top + jnp.log(total), out)
-
-
-def _attend_backward(saved: tuple, dout: Array) -> tuple[Array, Array, Array, Array | None, None]:
-    # dv = p' dout, dlogits = p * (dout v' - sum(dout * out)), dq = dlogits k, dk = dlogits' q.
-    q, k, v, bias, keep, log_total, out = saved
-    product = partial(jnp.einsum, preferred_element_type=log_total.dtype)
-    p = jnp.exp(_logits(q, k, bias, keep) - log_total)
-    dlogits = p * (product("...ne,...me->...nm", dout, v) - (dout.astype(out.dtype) * out).sum(-1, keepdims=True))
-    dbias = None
-    if bias is not None:
-        shared = tuple(axis for axis, length in enumerate(bias.shape) if length != dlogits.shape[axis])
-        dbias = dlogits.sum(shared, keepdims=True).astype(bias.dtype)
-    ds, p = dlogits.astype(q.dtype), p.astype(v.dtype)
-    dq, dk = product("...nm,...md->...nd", ds, k), product("...nm,...nd->...md", ds, q)
-    dv = product("...nm,...ne->...me", p, dout)
-    return dq.astype(q.dtype), dk.astype(k.dtype), dv.astype(v.dtype), dbias, None
-
-
-attend_pure.defvjp(_attend_forward, _attend_backward)
 
 
 class Attention(nn.Module):

@@ -1,15 +1,14 @@
 """The transformer block: x + attention(norm(x)), then x + mlp(norm(x))."""
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from functools import partial, reduce
 
 import flax.linen as nn
-import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray, PyTree
 
-from smallvit.layers.dense import Dense, Factory, LayerNorm, align
+from smallvit.layers.basic import Dense, Factory, LayerNorm
+from smallvit.ops import align, recompute
+from smallvit.ops.remat import recomputed, recomputes
 
 
 class MLP(nn.Module):
@@ -55,38 +54,6 @@ def ramp(rate: float, depth: int) -> list[float]:
     return [rate * i / max(depth - 1, 1) for i in range(depth)]
 
 
-_recompute = jax.make_user_context(False)
-
-
-@contextmanager
-def recompute(on: bool = True) -> Iterator[None]:
-    """Blocks that are traced for training within keep nothing but their input: backward computes them again.
-
-    Not those with a BatchNorm inside, whose statistics are to be changed once only.
-    """
-    with _recompute(on):
-        yield
-
-
-@partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _recomputed(run: Callable[..., Array], params: PyTree, x: Array, context: Array | None, key: Array | None) -> Array:
-    return run(params, x, context, key)
-
-
-def _recompute_backward(run: Callable[..., Array], saved: tuple, dy: Array) -> tuple[PyTree, Array, Array | None, None]:
-    params, x, context, key = saved
-    # XLA merges equal computations, and nothing would be saved: here the input seems to depend on dy.
-    some = dy.reshape(-1)[0]
-    x = jnp.where(some == some, x, jnp.nan)
-    _, back = jax.vjp(lambda params, x, context: run(params, x, context, key), params, x, context)
-    return *back(dy), None
-
-
-_recomputed.defvjp(
-    lambda run, params, x, context, key: (run(params, x, context, key), (params, x, context, key)), _recompute_backward
-)
-
-
 class Block(nn.Module):
     """A pre-norm residual pair; with `branches`, that many of each side by side, summed.
 
@@ -111,10 +78,10 @@ class Block(nn.Module):
         first: int | None = None,
         train: bool = False,
     ) -> Float[Array, "b *some d"]:
-        if train and _recompute.value and not self.is_initializing() and set(self.variables) == {"params"}:
+        if train and recomputes() and not self.is_initializing() and set(self.variables) == {"params"}:
             key = self.make_rng("dropout") if self.has_rng("dropout") else None
             run = partial(_run_block, self.clone(parent=None, name=None), first)
-            return _recomputed(run, self.variables["params"], x, context, key)
+            return recomputed(run, self.variables["params"], x, context, key)
         added = self._branches(x, "attention", self.attention, context, first, train)
         x = (x if first is None else x[:, :first]) + added
         return x if self.mlp is None else x + self._branches(x, "mlp", self.mlp, None, None, train)

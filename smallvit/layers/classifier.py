@@ -5,9 +5,9 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
-from smallvit.layers.dense import Dense
+from smallvit.layers.basic import Dense
 from smallvit.layers.pool import Pool, check_pool, pool_tokens
-from smallvit.layers.size import Images
+from smallvit.ops.size import Images
 
 
 class Classifier(nn.Module, kw_only=True):

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
-from smallvit.layers.conv import Conv
+from smallvit.layers.convolution import Conv
 
 
 class PEG(nn.Module):

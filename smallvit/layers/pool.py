@@ -7,7 +7,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from smallvit.layers.dense import Factory, LayerNorm, at_least_float32
+from smallvit.layers.basic import Factory, LayerNorm
+from smallvit.ops import at_least_float32
 
 Pool = Literal["cls", "mean"]
 

@@ -1,12 +1,11 @@
-"""Where a token stands: learned positions, fixed sines and cosines, and how both follow another image size."""
+"""Where a token stands: learned positions, and how they follow another image size."""
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jaxtyping import Array, Float
 
-from smallvit.paths import by_path, nested
+from smallvit.common.paths import by_path, nested
 
 
 class PositionEmbed(nn.Module):
@@ -26,18 +25,6 @@ class PositionEmbed(nn.Module):
         if prefix:
             table = jnp.concatenate([self.param("prefix", init, (prefix, dim)), table])
         return x + table[None].astype(x.dtype)
-
-
-def sincos_2d(grid: tuple[int, int], dim: int, temperature: float = 10_000.0) -> Float[np.ndarray, "n d"]:
-    """Fixed positions: sine and cosine of x, then of y, at dim / 4 frequencies (https://arxiv.org/abs/2104.02057)."""
-    if dim % 4 or dim < 8:
-        raise ValueError(
-            f"dim={dim} must be a multiple of 4, at least 8: each of sin x, cos x, sin y, cos y takes a quarter"
-        )
-    y, x = np.mgrid[: grid[0], : grid[1]].reshape(2, -1, 1)
-    omega = temperature ** -np.linspace(0, 1, dim // 4)[None]
-    waves = np.sin(x * omega), np.cos(x * omega), np.sin(y * omega), np.cos(y * omega)
-    return np.concatenate(waves, axis=1).astype(np.float32)
 
 
 class ClassToken(nn.Module):

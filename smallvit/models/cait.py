@@ -19,16 +19,18 @@ from smallvit.layers import (
     ClassToken,
     Dense,
     HeadMix,
-    Images,
     LayerNorm,
     LSAOption,
     Pool,
     PositionEmbed,
+    patch_embed,
+)
+from smallvit.ops import (
+    Images,
     Size,
     SPTOption,
     check_image,
     grid_size,
-    patch_embed,
     patch_of,
 )
 from smallvit.registry import register

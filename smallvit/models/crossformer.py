@@ -19,20 +19,22 @@ from smallvit.layers import (
     Conv,
     Dense,
     Factory,
-    Images,
     LayerNorm,
     LSAOption,
+    WindowAttention,
+    ramp,
+)
+from smallvit.ops import (
+    Images,
     Size,
     SPTOption,
-    WindowAttention,
     check_image,
     grid_size,
     pair,
-    ramp,
     shifted_copies,
+    spt_directions,
     window_offsets,
 )
-from smallvit.layers.patch import spt_directions
 from smallvit.registry import register
 
 
@@ -162,7 +164,8 @@ def long_distance_allowed(grid: tuple[int, int], interval: int) -> Bool[np.ndarr
     """Nobody reads what fills the grid up to a multiple of the interval; None where nothing does."""
     if grid[0] % interval == 0 and grid[1] % interval == 0:
         return None
-    real = np.pad(np.ones(grid, bool), [(0, -length % interval) for length in grid])
+    rows, columns = np.mgrid[: grid[0] + -grid[0] % interval, : grid[1] + -grid[1] % interval]
+    real = (rows < grid[0]) & (columns < grid[1])
     real = rearrange(real, "(n i) (m j) -> (i j) 1 1 (n m)", i=interval, j=interval)
     return real.repeat(real.shape[-1], axis=-2)
 

@@ -16,18 +16,20 @@ from smallvit.layers import (
     ClassToken,
     Dense,
     Factory,
-    Images,
     LayerNorm,
     LSAOption,
     Pool,
     PositionEmbed,
+    patch_embed,
+)
+from smallvit.ops import (
+    Images,
     Size,
     SPTOption,
     check_image,
     exact_gelu,
     grid_size,
     pair,
-    patch_embed,
 )
 from smallvit.registry import register
 

@@ -18,17 +18,13 @@ from smallvit.layers import (
     ConvNorm,
     Dense,
     Factory,
-    Images,
     LayerNorm,
     LSAOption,
     Pool,
-    Size,
-    SPTOption,
-    check_image,
     ramp,
-    shift_image,
 )
 from smallvit.layers.attention import head_dim
+from smallvit.ops import Images, Size, SPTOption, check_image, shift_image
 from smallvit.registry import register
 
 

@@ -16,16 +16,18 @@ from smallvit.layers import (
     Classifier,
     Dense,
     Factory,
-    Images,
     LayerNorm,
     LSAOption,
     PositionEmbed,
+    patch_embed,
+)
+from smallvit.ops import (
+    Images,
     Size,
     SPTOption,
     check_image,
     exact_gelu,
     grid_size,
-    patch_embed,
 )
 from smallvit.registry import register
 

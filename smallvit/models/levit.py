@@ -20,13 +20,15 @@ from smallvit.layers import (
     Dense,
     DropPath,
     Factory,
-    Images,
     LSAOption,
+    pool_tokens,
+)
+from smallvit.ops import (
+    Images,
     Size,
     SPTOption,
     check_image,
     per_stage,
-    pool_tokens,
     shift_image,
     window_offsets,
 )

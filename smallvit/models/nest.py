@@ -17,17 +17,19 @@ from smallvit.layers import (
     Conv,
     Dense,
     Factory,
-    Images,
     LayerNorm,
     LSAOption,
     PositionEmbed,
+    patch_embed,
+    ramp,
+)
+from smallvit.ops import (
+    Images,
     Size,
     SPTOption,
     check_image,
     grid_size,
-    patch_embed,
     per_stage,
-    ramp,
     window_merge,
     window_partition,
 )

@@ -18,23 +18,25 @@ from smallvit.layers import (
     Dense,
     DropPath,
     Factory,
-    Images,
     LayerNorm,
     LSAOption,
     RelativeBias,
+    patch_embed,
+    ramp,
+)
+from smallvit.layers.attention import head_dim
+from smallvit.ops import (
+    Images,
     Size,
     SPTOption,
     check_image,
     exact_gelu,
-    patch_embed,
     per_stage,
-    ramp,
     shift_image,
     window_allowed,
     window_merge,
     window_partition,
 )
-from smallvit.layers.attention import head_dim
 from smallvit.registry import register
 
 
@@ -161,7 +163,7 @@ class Stage(nn.Module):
 def _with_region(allowed: Bool[np.ndarray, "g 1 n n"]) -> Bool[np.ndarray, "g 1 n+1 n+1"]:
     """The region stands first: all read it, it reads all that is real."""
     allowed = np.concatenate([allowed.any(-2, keepdims=True), allowed], axis=-2)
-    return np.pad(allowed, ((0, 0), (0, 0), (0, 0), (1, 0)), constant_values=True)
+    return np.concatenate([np.ones_like(allowed[..., :1]), allowed], axis=-1)
 
 
 class RegionToLocal(nn.Module):

@@ -16,22 +16,24 @@ from smallvit.layers import (
     Conv,
     Dense,
     Factory,
-    Images,
     LayerNorm,
     LSAOption,
+    pool_tokens,
+    ramp,
+)
+from smallvit.layers.attention import head_dim
+from smallvit.ops import (
+    Images,
     Size,
     SPTOption,
     check_image,
     exact_gelu,
-    pool_tokens,
-    ramp,
     shifted_copies,
+    spt_directions,
     window_allowed,
     window_merge,
     window_partition,
 )
-from smallvit.layers.attention import head_dim
-from smallvit.layers.patch import spt_directions
 from smallvit.registry import register
 
 

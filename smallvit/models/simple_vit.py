@@ -13,15 +13,17 @@ from smallvit.layers import (
     Block,
     Classifier,
     Dense,
-    Images,
     LayerNorm,
     LSAOption,
+    patch_embed,
+)
+from smallvit.ops import (
+    Images,
     Size,
     SPTOption,
     check_image,
     grid_size,
     pair,
-    patch_embed,
     sincos_2d,
 )
 from smallvit.registry import register

@@ -19,21 +19,23 @@ from smallvit.layers import (
     Classifier,
     Dense,
     Factory,
-    Images,
     LayerNorm,
     LSAOption,
     PositionEmbed,
     RelativeBias,
+    WindowAttention,
+    patch_embed,
+    ramp,
+)
+from smallvit.ops import (
+    Images,
     Size,
     SPTOption,
-    WindowAttention,
     check_image,
     grid_size,
     pair,
-    patch_embed,
     patch_of,
     patchify,
-    ramp,
 )
 from smallvit.registry import register
 

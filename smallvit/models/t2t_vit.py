@@ -20,11 +20,13 @@ from smallvit.layers import (
     ClassToken,
     Dense,
     Factory,
-    Images,
     LayerNorm,
     LSAOption,
     Pool,
     SequenceClassifier,
+)
+from smallvit.ops import (
+    Images,
     Size,
     SPTOption,
     check_image,

@@ -16,17 +16,19 @@ from smallvit.layers import (
     Classifier,
     Dense,
     Factory,
-    Images,
     LayerNorm,
     LSAOption,
+    WindowAttention,
+    patch_embed,
+    ramp,
+)
+from smallvit.ops import (
+    Images,
     Size,
     SPTOption,
-    WindowAttention,
     check_image,
     grid_size,
-    patch_embed,
     patchify,
-    ramp,
 )
 from smallvit.registry import register
 

@@ -19,18 +19,20 @@ from smallvit.layers import (
     ClassToken,
     Dense,
     Factory,
-    Images,
     LayerNorm,
     LSAOption,
     PatchMerger,
     Pool,
     PositionEmbed,
     SequenceClassifier,
+    patch_embed,
+)
+from smallvit.ops import (
+    Images,
     Size,
     SPTOption,
     check_image,
     grid_size,
-    patch_embed,
     patch_of,
 )
 from smallvit.registry import register

@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from smallvit.plots.style import INK, MUTED, TRAIN, VAL, notice, short, styled
-from smallvit.scores import calibration_bins, calibration_error
+from smallvit.runs.scores import calibration_bins, calibration_error
 
 BLUES = LinearSegmentedColormap.from_list("blues", ["#f7f9fc", "#c4d8f5", "#7fabea", "#1f6feb", "#0b3a86"])
 FEW = 10  # images of a bin

@@ -9,7 +9,7 @@ from jaxtyping import UInt8
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from smallvit.files import write_safely
+from smallvit.common.files import write_safely
 
 INK, MUTED, FAINT = "#1f2933", "#66727f", "#e4e8ec"
 TRAIN, VAL, WRONG = "#8a97a6", "#1f6feb", "#c8402f"

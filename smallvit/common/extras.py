@@ -1,0 +1,27 @@
+"""Packages that only some need, by the extra that installs them."""
+
+from importlib import import_module
+from typing import Any
+
+EXTRAS = {
+    "onnx": ("jax2onnx", "onnx", "onnxruntime"),
+    "serve": ("starlette", "uvicorn", "python_multipart"),
+    "hub": ("huggingface_hub",),
+    "keras": ("h5py",),
+    "tensorboard": ("tensorboardX",),
+}
+
+
+def need(package: str, purpose: str) -> Any:
+    """The package, or a ValueError that says how to install it."""
+    try:
+        return import_module(package)
+    except ImportError:
+        extra = next((name for name, packages in EXTRAS.items() if package in packages), None)
+        install = package if extra is None else f"'smallvit[{extra}]'"
+        raise ValueError(f"{purpose} needs {package}: pip install {install}") from None
+
+
+def first_line(error: Exception) -> str:
+    """What another package says is wrong, fit for a line of ours."""
+    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)

@@ -1,0 +1,71 @@
+"""Labelled images to test a model on, with the model's own class numbers and preprocessing."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from jaxtyping import Int32, UInt8
+from PIL import Image
+
+from smallvit.common.files import user_cache
+from smallvit.data.arrays import read_npz, resized
+from smallvit.data.dataset import Dataset, Preprocess, Split
+from smallvit.data.folder import load_test_folder, unknown_classes
+from smallvit.data.load import find_source, load_data
+
+
+@dataclass(frozen=True)
+class HeldOut:
+    name: str
+    part: str  # test or val; or train, which is all there is of what is not split
+    split: Split
+    notes: tuple[str, ...]
+
+
+def load_held_out(
+    source: str | Path, classes: Sequence[str], preprocess: Preprocess, *, data_dir: str | Path | None = None
+) -> HeldOut:
+    """The test images of anything that `load_data` takes, or else the validation images, or else all.
+
+    A class may have any number of images, since nothing is trained; it is known by its name.
+    """
+    kind, path = find_source(source)
+    if kind == "folder":
+        part, split, notes = load_test_folder(path, classes, preprocess, user_cache() / "decoded")
+        return HeldOut(path.resolve().name, part, split, tuple(notes))
+    if kind == "npz":
+        names, given = read_npz(path)
+        part = next(part for part in ("test", "val", "train") if part in given)
+        images, labels = given[part]
+        images = _in_channels(resized(images, preprocess.size, preprocess.fit), preprocess.channels)
+        labels = _renumbered(labels, names, classes, str(path))
+        split = Split(images, labels, [f"{part}[{i}]" for i in range(len(labels))])
+        return HeldOut(path.stem, part, split, ())
+    data = load_data(source, image_size=preprocess.size, fit=preprocess.fit, data_dir=data_dir)
+    return held_out(data, classes, preprocess)
+
+
+def held_out(data: Dataset, classes: Sequence[str], preprocess: Preprocess) -> HeldOut:
+    """The same of a data set that is loaded, of the size that the model takes."""
+    part, split = ("val", data.val) if data.test is None else ("test", data.test)
+    images = _in_channels(split.images, preprocess.channels)
+    labels = _renumbered(split.labels, data.classes, classes, data.name)
+    return HeldOut(data.name, part, Split(images, labels, split.names), data.notes)
+
+
+def _renumbered(
+    labels: Int32[np.ndarray, "n"], names: Sequence[str], classes: Sequence[str], where: str
+) -> Int32[np.ndarray, "n"]:
+    numbers = {name: number for number, name in enumerate(classes)}
+    if unknown := [name for i in np.unique(labels) if (name := names[int(i)]) not in numbers]:
+        raise unknown_classes(where, unknown, classes)
+    return np.array([numbers.get(name, -1) for name in names], np.int32)[labels]
+
+
+def _in_channels(images: UInt8[np.ndarray, "n H W _"], channels: int) -> UInt8[np.ndarray, "n H W c"]:
+    if images.shape[3] == channels:
+        return images
+    if channels == 3:
+        return np.repeat(images, 3, axis=3)
+    return np.stack([np.asarray(Image.fromarray(image).convert("L")) for image in images])[..., None]

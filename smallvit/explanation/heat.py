@@ -1,0 +1,139 @@
+"""One map per image of what counts for the answer: attention rollout, or Grad-CAM."""
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+from einops import rearrange
+from jaxtyping import Array, Float, Integer
+
+from smallvit.explanation.maps import unit_range
+from smallvit.explanation.trace import Seen, Variables, compute_maps, token_grid, watch
+from smallvit.layers import Classifier
+from smallvit.ops import Images
+
+
+def saliency(
+    model: Classifier, variables: Variables, images: Images, target: Integer[np.ndarray, " b"] | int | None = None
+) -> Float[np.ndarray, "b H W"]:
+    """What counts for the answer, from 0 to 1 in each image.
+
+    Attention rollout where all tokens read all tokens throughout; else Grad-CAM (https://arxiv.org/abs/1610.02391) on
+    the last grid of tokens that the answer depends on, for the class `target`, or the predicted one. Rollout has no
+    class: it says what the model read.
+    """
+    seen = watch(model, variables, images)
+    size = images.shape[1], images.shape[2]
+    if seen.all_read_all:
+        prefix, grid = token_grid(seen.tokens, seen.grid or size)
+        maps = jax.device_get(compute_maps(model, variables, images))
+        heat = rollout(_layers({path: maps[path] for path in seen.maps}, seen.tokens), prefix)
+        heat = heat.reshape(-1, *grid)
+    else:
+        heat = _grad_cam(model, variables, images, target, seen)
+    large = jax.image.resize(heat, (heat.shape[0], *size), "linear", antialias=False)
+    return unit_range(np.asarray(large))
+
+
+def rollout(maps: Sequence[Float[np.ndarray, "b _ n n"]], prefix: int) -> Float[np.ndarray, "b g"]:
+    """How much of each token of the grid reaches the answer (https://arxiv.org/abs/2005.00928).
+
+    A block passes on half of what its attention reads, averaged over heads, and half of the token itself. The answer
+    is read from the class token if there is one, `prefix=1`, else from the average of all.
+    """
+    total = np.eye(maps[0].shape[-1], dtype=np.float32)[None]
+    for layer in maps:
+        mixed = layer.mean(axis=1) + np.eye(layer.shape[-1], dtype=np.float32)
+        total = mixed / mixed.sum(axis=-1, keepdims=True) @ total
+    answer = total[:, 0] if prefix else total.mean(axis=1)
+    return answer[:, prefix:]
+
+
+def _layers(maps: dict[str, np.ndarray], tokens: int) -> list[Float[np.ndarray, "b 1 n n"]]:
+    """For rollout: one map of all tokens a block. Branches are averaged, idle tokens keep to themselves."""
+    blocks: dict[str, list[np.ndarray]] = {}
+    for path, p in maps.items():
+        blocks.setdefault(path.split("/")[0], []).append(p.mean(axis=1))
+    layers = []
+    for branches in blocks.values():
+        p = np.mean(branches, axis=0)
+        whole = np.tile(np.eye(tokens, dtype=p.dtype), (len(p), 1, 1, 1))
+        first = 1 if p.shape[-1] < tokens else 0
+        whole[:, 0, first : first + p.shape[1], first:] = p
+        layers.append(whole)
+    return layers
+
+
+def _grad_cam(
+    model: Classifier, variables: Variables, images: Images, target: np.ndarray | int | None, seen: Seen
+) -> Float[Array, "b h w"]:
+    if not model.num_classes:
+        raise ValueError("num_classes=0: a model without a head gives no answer to explain, make it with its classes")
+    wanted = np.broadcast_to(np.asarray(-1 if target is None else target, np.int32), images.shape[:1])
+    if target is not None and not ((wanted >= 0) & (wanted < model.num_classes)).all():
+        raise ValueError(f"target {target} must be a class, from 0 to {model.num_classes - 1}")
+    shape = seen.grid or (images.shape[1], images.shape[2])
+    parts = []
+    for path, left in seen.parts.items():
+        try:
+            prefix, grid = token_grid(int(np.prod(left)), shape)
+        except ValueError:  # not a grid, such as a class token alone
+            continue
+        if len(left) == 1 or left == grid:
+            parts.append((path, prefix, grid))
+    # Of an average all tokens count; before a class token, the last that it has read are to be found.
+    parts = parts[-1:] if model.pool == "mean" else parts
+    for heat, reached in reversed(_cams(model, tuple(parts), variables, images, wanted)):
+        if reached:
+            return heat
+    raise ValueError(f"no part of {type(model).__name__} has its tokens on a grid that the answer depends on")
+
+
+@partial(jax.jit, static_argnames=("model", "parts"))
+def _cams(
+    model: Classifier,
+    parts: tuple[tuple[str, int, tuple[int, int]], ...],
+    variables: Variables,
+    images: Images,
+    target: Integer[Array, " b"] | Integer[np.ndarray, " b"],
+) -> list[tuple[Float[Array, "b h w"], Array]]:
+    """Grad-CAM after each of these parts of the model, and whether the answer depends on its tokens of the grid.
+
+    A part's output is reached from outside: something that is zero is added to it, and has the output's gradient.
+    """
+    outputs: dict[str, Array] = {}
+
+    def score(added: dict[str, Array]) -> tuple[Array, dict[str, Array]]:
+        def add(call: Any, args: tuple, kwargs: dict, context: nn.module.InterceptorContext) -> Any:
+            out, path = call(*args, **kwargs), "/".join(context.module.path)
+            if context.method_name != "__call__" or path not in paths:
+                return out
+            outputs[path] = out
+            return out + added[path] if path in added else out
+
+        with nn.intercept_methods(add):
+            scores, _ = model.apply(variables, images, mutable="intermediates")  # then all tokens go all the way
+        assert isinstance(scores, jax.Array)
+        chosen = jnp.where(target < 0, scores.argmax(axis=-1).astype(target.dtype), target)
+        return jnp.take_along_axis(scores, chosen[:, None], axis=-1).sum(), dict(outputs)
+
+    paths = {path for path, _, _ in parts}
+    shapes = jax.eval_shape(lambda: score({})[1])
+    zeros = {path: jnp.zeros(shape.shape, shape.dtype) for path, shape in shapes.items()}
+    gradients, outputs_ = jax.grad(score, has_aux=True)(zeros)
+
+    def cam(path: str, prefix: int, grid: tuple[int, int]) -> tuple[Array, Array]:
+        tokens, gradient = (
+            x.reshape(x.shape[0], -1, x.shape[-1])[:, prefix:].astype(jnp.float32)
+            for x in (outputs_[path], gradients[path])
+        )
+        heat = jnp.einsum("bnd,bd->bn", tokens, gradient.mean(axis=1))
+        # The paper keeps what speaks for the class; where nothing does, what speaks least against it is shown.
+        heat = jnp.where(heat.max(axis=1, keepdims=True) > 0, jax.nn.relu(heat), heat)
+        return rearrange(heat, "b (h w) -> b h w", h=grid[0]), (gradient != 0).any()
+
+    return [cam(*part) for part in parts]

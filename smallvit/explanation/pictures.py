@@ -1,0 +1,238 @@
+"""Explanations of image files as pictures, of one model or of several side by side."""
+
+import io
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from jaxtyping import Float, UInt8
+from matplotlib.figure import Figure
+
+from smallvit import plots
+from smallvit.common.files import check_folder
+from smallvit.data.decoding import decode, header
+from smallvit.explanation import (
+    LayerAttention,
+    ReceptiveField,
+    attention_by_layer,
+    class_attention,
+    global_layers,
+    receptive_field,
+    saliency,
+    unit_range,
+)
+from smallvit.runs.prediction import Predictor, Unreadable, top_classes
+from smallvit.runs.saved import Saved, from_pretrained
+from smallvit.runs.source import own_images
+
+BATCH = 16
+SHARP = 448  # pixels of the longer side up to which a picture shows more than the model saw
+MEASURED = 64  # images that statistics are taken of
+
+
+@dataclass(frozen=True)
+class Explained:
+    """What one model makes of one image."""
+
+    model: str
+    image: UInt8[np.ndarray, "H W c"]  # the part that the model saw, sharper if the file is
+    heat: Float[np.ndarray, "h w"]  # from 0 to 1
+    answers: tuple[tuple[str, float], ...]  # three classes and their probabilities
+    heads: Float[np.ndarray, "heads y x"] | None  # what each head of the layer reads
+
+
+class Explainer:
+    """Explains images with each of the models.
+
+    `layer` is from 1; with it, the map is what that layer's heads read on average instead of what counts for the
+    answer. With `heads`, each head of it, or of the last layer, is kept as well.
+    """
+
+    def __init__(self, runs: Sequence[str | Path], *, layer: int | None = None, heads: bool = False) -> None:
+        self.models = named_models(runs)
+        self.layer, self.heads = layer, heads
+        self._predictors = {name: Predictor(saved, BATCH) for name, saved in self.models.items()}
+        self.layers = {
+            name: _layer(saved, layer) if layer is not None or heads else "" for name, saved in self.models.items()
+        }
+
+    def __call__(self, files: Sequence[Path | io.BytesIO]) -> Iterator[list[Explained] | Unreadable]:
+        """One after the other, in order."""
+        for start in range(0, len(files), BATCH):
+            yield from self._batch(files[start : start + BATCH], min(BATCH, len(files)))
+
+    def _batch(self, files: Sequence[Path | io.BytesIO], size: int) -> Iterator[list[Explained] | Unreadable]:
+        read = [self._read(file) for file in files]
+        sound = [each for each in read if not isinstance(each, Unreadable)]
+        columns = [self._explain(name, [each[name] for each in sound], size) if sound else () for name in self.models]
+        rows = iter(zip(*columns, strict=True))
+        for each in read:
+            yield each if isinstance(each, Unreadable) else list(next(rows))
+
+    def _read(self, file: Path | io.BytesIO) -> "dict[str, _Pair] | Unreadable":
+        try:
+            content = file.read_bytes() if isinstance(file, Path) else file.getvalue()
+            return {name: _pair(content, saved) for name, saved in self.models.items()}
+        except OSError as error:
+            return Unreadable(str(file), f"cannot read {file}: {error.strerror}")
+        except ValueError as error:
+            name = str(file) if isinstance(file, Path) else "-"
+            return Unreadable(name, str(error).replace("cannot read the image", f"cannot read {name}", 1))
+
+    def _explain(self, name: str, pairs: "Sequence[_Pair]", size: int) -> list[Explained]:
+        saved, number = self.models[name], len(pairs)
+        images = np.zeros((size, *pairs[0].seen.shape), np.uint8)  # one size, compiled once
+        images[:number] = [pair.seen for pair in pairs]
+        probabilities = self._predictors[name](images[:number])
+        inputs = np.asarray(saved.preprocess.normalise(images), np.float32)
+        path = self.layers[name]
+        heads = class_attention(saved.model, saved.variables, inputs)[path] if path else None
+        if self.layer is not None and heads is not None:
+            heat = unit_range(heads.mean(axis=1))
+        else:
+            heat = saliency(saved.model, saved.variables, inputs)
+        return [
+            Explained(
+                name,
+                pair.shown,
+                heat[i],
+                top_classes(probabilities[i], saved.classes, 3),
+                heads[i] if self.heads and heads is not None else None,
+            )
+            for i, pair in enumerate(pairs)
+        ]
+
+    def picture(self, explained: Sequence[Explained]) -> Figure:
+        what = "what the model looks at" if self.layer is None else f"what layer {self.layer} reads"
+        return plots.explanation([plots.Panel(e.model, e.image, e.heat, e.answers) for e in explained], what)
+
+    def heads_picture(self, explained: Sequence[Explained]) -> Figure:
+        titles = [f"{each.model}, {self.layers[each.model].removesuffix('/attend')}" for each in explained]
+        maps = [each.heads for each in explained if each.heads is not None]
+        return plots.heads([each.image for each in explained], maps, titles)
+
+
+@dataclass(frozen=True)
+class _Pair:
+    seen: UInt8[np.ndarray, "H W c"]
+    shown: UInt8[np.ndarray, "y x 3"]
+
+
+def _pair(content: bytes, saved: Saved) -> _Pair:
+    """The image as the model gets it, and the same part in colour and as sharp as the file has it."""
+    preprocess = saved.preprocess
+    height, width = preprocess.size
+    seen = decode(io.BytesIO(content), preprocess.size, preprocess.channels, preprocess.fit)
+    whole = header(io.BytesIO(content))
+    times = max(min(whole.height // height, whole.width // width, SHARP // max(height, width)), 1)
+    shown = decode(io.BytesIO(content), (times * height, times * width), 3, preprocess.fit)
+    return _Pair(seen, shown)
+
+
+def named_models(runs: Sequence[str | Path]) -> dict[str, Saved]:
+    """By the names of their architectures, or, where these are the same, of their folders."""
+    models = [from_pretrained(run) for run in runs]
+    names = [saved.spec.name for saved in models]
+    if len(set(names)) < len(names):
+        names = [Path(run).resolve().name for run in runs]
+    if len(set(names)) < len(names):
+        names = [str(run) for run in runs]
+    if len(set(names)) < len(names):
+        raise ValueError(f"{names[0]} would be compared with itself: give another run")
+    return dict(zip(names, models, strict=True))
+
+
+def _layer(saved: Saved, layer: int | None) -> str:
+    """The path of the layer with this number, from 1, of those whose attention is global."""
+    paths = list(global_layers(saved.model, saved.variables, _noise(saved, 1)))
+    if not paths:
+        raise ValueError(f"{saved.spec.name} has no layer with global attention: leave out --heads and --layer")
+    if layer is not None and not 1 <= layer <= len(paths):
+        raise ValueError(f"layer {layer} of {saved.spec.name} must be from 1 to {len(paths)}")
+    return paths[(layer or 0) - 1]
+
+
+def _noise(saved: Saved, number: int) -> Float[np.ndarray, "b H W c"]:
+    shape = (number, *saved.preprocess.size, saved.preprocess.channels)
+    return np.random.default_rng(0).standard_normal(shape, np.float32)
+
+
+def picture_names(files: Sequence[Path | io.BytesIO], folder: Path) -> list[Path]:
+    """Where the picture of each file goes, without an ending: its name, with its folder's where names are the same."""
+    check_folder(folder)
+    stems = [file.stem if isinstance(file, Path) else "stdin" for file in files]
+    longer = [f"{file.parent.name}-{file.stem}" if isinstance(file, Path) else "stdin" for file in files]
+    taken: set[str] = set()
+    names = []
+    for stem, long in zip(stems, longer, strict=True):
+        wanted = stem if stems.count(stem) == 1 else long
+        name, number = wanted, 1
+        while name in taken:
+            number += 1
+            name = f"{wanted}-{number}"
+        taken.add(name)
+        names.append(folder / name)
+    given = {file.resolve() for file in files if isinstance(file, Path)}
+    for name in names:
+        for kind in ("explained", "heads"):
+            if (target := Path(f"{name}-{kind}.png")).resolve() in given:
+                raise ValueError(f"{target} is itself to be explained and would be written over: choose another --out")
+    return names
+
+
+def images_of(run: str | Path, saved: Saved, files: Sequence[Path]) -> Float[np.ndarray, "b H W c"] | None:
+    """These files as the model takes them, or the run's own test images; None if there are none to be had."""
+    preprocess = saved.preprocess
+    if files:
+        images = np.stack(
+            [decode(file, preprocess.size, preprocess.channels, preprocess.fit) for file in files[:MEASURED]]
+        )
+    else:
+        try:
+            split = own_images(run, saved).split
+        except ValueError:
+            return None
+        images = split.images[np.unique(np.linspace(0, len(split) - 1, MEASURED).astype(int))]
+    return np.asarray(preprocess.normalise(images), np.float32)
+
+
+def layer_statistics(
+    runs: Sequence[str | Path], files: Sequence[Path] = ()
+) -> tuple[dict[str, list[LayerAttention]], Figure]:
+    """How sharp and how local each layer of the models is, on these files or the runs' own test images."""
+    found = {}
+    for run, (name, saved) in zip(runs, named_models(runs).items(), strict=True):
+        images = images_of(run, saved, files)
+        if images is None:
+            raise ValueError(f"the test images of {run} cannot be had: give images to measure its attention on")
+        found[name] = attention_by_layer(saved.model, saved.variables, images)
+        if not found[name]:
+            raise ValueError(f"{name} has no attention to measure")
+    rows = {
+        name: [
+            plots.Heads("Temperature", [e.temperature for e in each], [e.initial for e in each], "sqrt(d)"),
+            plots.Heads("Entropy, nats", [e.entropy for e in each], [e.even for e in each], "all alike"),
+            plots.Heads("Distance, tokens", [e.distance for e in each], [None for _ in each], ""),
+        ]
+        for name, each in found.items()
+    }
+    return found, plots.layers(rows)
+
+
+def receptive_fields(
+    runs: Sequence[str | Path], files: Sequence[Path] = ()
+) -> tuple[dict[str, ReceptiveField], Figure]:
+    """What one token sees before the first block, on these files or on noise."""
+    found = {}
+    for run, (name, saved) in zip(runs, named_models(runs).items(), strict=True):
+        images = images_of(run, saved, files) if files else _noise(saved, 8)
+        assert images is not None
+        found[name] = receptive_field(saved.model, saved.variables, images)
+    fields = {name: plots.Field(f.heat, f.grid, f.token, f.theory) for name, f in found.items()}
+    return found, plots.receptive_fields(fields, [describe(field) for field in found.values()])
+
+
+def describe(field: ReceptiveField) -> str:
+    measured = f"{field.measured[0]} x {field.measured[1]} pixels measured"
+    return measured if field.theory is None else f"{measured}, {field.theory[0]} x {field.theory[1]} in theory"

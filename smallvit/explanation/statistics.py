@@ -1,0 +1,102 @@
+"""How sharp and how local attention is: temperatures, entropy and distance, by layer and head."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import log
+
+import numpy as np
+from jaxtyping import Float
+
+from smallvit.common.paths import by_path
+from smallvit.explanation.maps import attention_maps
+from smallvit.explanation.trace import Variables, token_grid, watch
+from smallvit.layers import Classifier
+from smallvit.ops import Images
+
+
+def temperatures(model: Classifier, variables: Variables, images: Images) -> dict[str, Float[np.ndarray, " h"]]:
+    """What LSA has learned, by layer and head, as multiples of the scale it started from, dim_head ** -0.5.
+
+    Above 1, attention is sharper than without LSA. Layers without a learned temperature are left out.
+    """
+    params = by_path(variables["params"])
+    scales = watch(model, variables, images).scales
+    found = {path: (f"{path}/temperature", scale) for path, scale in scales.items()}
+    return {path: np.asarray(params[name]) / scale for path, (name, scale) in found.items() if name in params}
+
+
+def attention_entropy(
+    maps: Mapping[str, Float[np.ndarray, "b *groups h n m"]],
+) -> dict[str, Float[np.ndarray, " h"]]:
+    """By layer and head, in nats, averaged over images and tokens: 0 reads one token, log(m) reads all m alike."""
+
+    def entropy(p: np.ndarray) -> np.ndarray:
+        p_log_p = p * np.log(np.where(p > 0, p, 1))
+        return -_by_head(p_log_p.sum(axis=-1))
+
+    return {path: entropy(p) for path, p in maps.items()}
+
+
+def attention_distance(
+    maps: Mapping[str, Float[np.ndarray, "b h n n"]], grid: tuple[int, int]
+) -> dict[str, Float[np.ndarray, " h"]]:
+    """By layer and head: how far, in tokens of the grid, a token's attention goes on average.
+
+    A class token before the grid is left out, as a reader and as read.
+    """
+    rows, columns = np.mgrid[: grid[0], : grid[1]].reshape(2, -1)
+    distance = np.hypot(rows[:, None] - rows, columns[:, None] - columns).astype(np.float32)
+
+    def mean_distance(path: str, p: np.ndarray) -> np.ndarray:
+        n, m = p.shape[-2:]
+        prefix = m - distance.shape[0]
+        if n != m or prefix not in (0, 1):
+            raise ValueError(
+                f"{path} has maps of {n} x {m}: they are not of all tokens of a grid {grid[0]} x {grid[1]}"
+            )
+        p = p[..., prefix:, prefix:]
+        return _by_head((p * distance).sum(axis=-1) / np.maximum(p.sum(axis=-1), 1e-12))
+
+    return {path: mean_distance(path, p) for path, p in maps.items()}
+
+
+@dataclass(frozen=True)
+class LayerAttention:
+    path: str
+    initial: float  # sqrt(dim_head): what logits are divided by without LSA, and with it before any learning
+    temperature: Float[np.ndarray, " h"] | None  # the learned one; below `initial`, attention is sharper
+    entropy: Float[np.ndarray, " h"]  # in nats
+    even: float  # the entropy of reading all tokens alike
+    distance: Float[np.ndarray, " h"] | None  # in tokens of the layer's grid; None where tokens read within groups
+
+
+def attention_by_layer(model: Classifier, variables: Variables, images: Images) -> list[LayerAttention]:
+    """How sharp and how local each layer is: learned temperatures, entropy and distance of its heads."""
+    seen = watch(model, variables, images)
+    learned = temperatures(model, variables, images)
+    maps = attention_maps(model, variables, images)
+    entropy = attention_entropy(maps)
+    shape = seen.grid or (images.shape[1], images.shape[2])
+
+    def distance(path: str) -> np.ndarray | None:
+        p = maps[path]
+        try:
+            return attention_distance({path: p}, token_grid(p.shape[-1], shape)[1])[path] if p.ndim == 4 else None
+        except ValueError:
+            return None
+
+    return [
+        LayerAttention(
+            path,
+            1 / seen.scales[path],
+            1 / (learned[path] * seen.scales[path]) if path in learned else None,
+            entropy[path],
+            log(maps[path].shape[-1]),
+            distance(path),
+        )
+        for path in maps
+    ]
+
+
+def _by_head(x: Float[np.ndarray, "b *groups h n"]) -> Float[np.ndarray, " h"]:
+    return x.mean(axis=tuple(axis for axis in range(x.ndim) if axis != x.ndim - 2))

@@ -1,0 +1,1 @@
+"""Trained models for other programs: files, the Hugging Face hub, NNX."""

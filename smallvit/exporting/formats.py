@@ -1,0 +1,138 @@
+"""A trained model for other programs: uint8 images in, float32 logits out, checked before it is written.
+
+Normalisation is inside and the batch size is free, so that a reader only resizes its images. All is computed in
+float32, whatever the model was trained in.
+"""
+
+import json
+import logging
+from collections.abc import Callable
+from importlib import import_module
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import export
+from jaxtyping import Array, Float32, UInt8
+from safetensors import numpy as safetensors
+
+from smallvit import kernels
+from smallvit.common.extras import EXTRAS, first_line, need
+from smallvit.common.files import write_bytes, write_json
+from smallvit.common.paths import by_path, nested
+from smallvit.ops import plain_convolutions
+from smallvit.runs.prediction import make_predict
+from smallvit.runs.saved import Saved, describe, from_pretrained
+
+Format = Literal["safetensors", "stablehlo", "onnx"]
+Call = Callable[[UInt8[np.ndarray, "b H W c"]], Float32[np.ndarray, "b k"]]
+
+PLATFORMS = ("cpu", "cuda", "tpu")
+TOLERANCE = 1e-4
+
+
+def export_model(run: str | Path, format: Format, out: str | Path | None = None) -> Path:
+    """Writes the model of a run folder or a model folder to `out`, and what it takes and gives to `out`.json.
+
+    Without `out` it goes to export/ in that folder. The file's content is read again and compared with the model
+    before anything is written.
+    """
+    if format not in get_args(Format):
+        raise ValueError(f"unknown format {format!r}: choose {', '.join(get_args(Format))}")
+    path = Path(run) / "export" / f"model.{format}" if out is None else Path(out)
+    if path.suffix != f".{format}":
+        raise ValueError(f"{path} is for {format} and must end in .{format}")
+    if path.is_dir():
+        raise ValueError(f"{path} is a folder: give the name of a file")
+    saved = from_pretrained(run)
+    content = convert(saved, format)
+    write_bytes(path, content)
+    write_json(path.with_name(f"{path.name}.json"), facts(saved, format))
+    return path
+
+
+def facts(saved: Saved, format: Format) -> dict[str, Any]:
+    """Model, class names and preprocessing, and the input and output of a program."""
+    config = describe(saved.spec, saved.classes, saved.preprocess)
+    if format == "safetensors":
+        return config
+    height, width = saved.preprocess.size
+    images = {"name": "images", "type": "uint8", "shape": ["batch", height, width, saved.preprocess.channels]}
+    logits = {"name": "logits", "type": "float32", "shape": ["batch", len(saved.classes)]}
+    return {**config, "input": images, "output": logits}
+
+
+def convert(saved: Saved, format: Format) -> bytes:
+    """The content of a file that computes what the model does."""
+    make, read = {
+        "safetensors": (_safetensors, _read_safetensors),
+        "stablehlo": (_stablehlo, _read_stablehlo),
+        "onnx": (_onnx, _read_onnx),
+    }[format]
+    for package in EXTRAS.get(format, ()):
+        need(package, f"export to {format}")
+    predict = make_predict(saved.model.clone(dtype=jnp.float32), saved.preprocess)
+    variables = jax.tree.map(jnp.asarray, saved.variables)
+    shape = (3, *saved.preprocess.size, saved.preprocess.channels)
+    images = np.random.default_rng(0).integers(0, 256, shape).astype(np.uint8)
+    expected = np.asarray(jax.jit(predict)(variables, images))
+    try:
+        with kernels.disabled(), plain_convolutions():  # the file goes to other machines
+            content = make(saved, lambda images: predict(variables, images))
+        call = read(saved, content)
+        found = [call(images[:number]) for number in (1, 3)]
+    except Exception as error:  # whatever a converter or a runtime says of an operation it does not know
+        raise ValueError(f"{saved.spec.name} cannot be exported to {format} ({first_line(error)})") from error
+    if not all(np.allclose(logits, expected[: len(logits)], TOLERANCE, TOLERANCE) for logits in found):
+        off = max(np.abs(logits - expected[: len(logits)]).max() for logits in found)
+        raise ValueError(
+            f"the {format} export is off by {off:.2g} from the model, more than {TOLERANCE:g}: nothing is written"
+        )
+    return content
+
+
+def _safetensors(saved: Saved, predict: Callable[[Array], Array]) -> bytes:
+    arrays = {path: np.asarray(array) for path, array in by_path(saved.variables).items()}
+    return safetensors.save(arrays, {"config": json.dumps(facts(saved, "safetensors"))})
+
+
+def _read_safetensors(saved: Saved, content: bytes) -> Call:
+    variables = nested(safetensors.load(content))
+    predict = jax.jit(make_predict(saved.model.clone(dtype=jnp.float32), saved.preprocess))
+    return lambda images: np.asarray(predict(variables, images))
+
+
+def _stablehlo(saved: Saved, predict: Callable[[Array], Array]) -> bytes:
+    shape = (*export.symbolic_shape("batch"), *saved.preprocess.size, saved.preprocess.channels)
+    program = export.export(jax.jit(predict), platforms=PLATFORMS)(jax.ShapeDtypeStruct(shape, jnp.uint8))
+    return bytes(program.serialize())
+
+
+def _read_stablehlo(saved: Saved, content: bytes) -> Call:
+    program = export.deserialize(bytearray(content))
+    return lambda images: np.asarray(program.call(images))
+
+
+def _onnx(saved: Saved, predict: Callable[[Array], Array]) -> bytes:
+    jax2onnx, onnx = import_module("jax2onnx"), import_module("onnx")
+    # Of each inner value whose type it leaves open, which a runtime infers, it would print a line.
+    logging.getLogger("onnx_ir").setLevel(logging.ERROR)
+    shape = (*export.symbolic_shape("batch"), *saved.preprocess.size, saved.preprocess.channels)
+    with jax.numpy_rank_promotion("allow"):  # its own convolution adds the bias by broadcasting
+        program = jax2onnx.to_onnx(
+            predict,
+            [jax.ShapeDtypeStruct(shape, jnp.uint8)],
+            model_name=saved.spec.name,
+            input_names=["images"],
+            output_names=["logits"],
+        )
+    values = facts(saved, "onnx")
+    onnx.helper.set_model_props(program, {name: json.dumps(values[name]) for name in values})
+    return program.SerializeToString()
+
+
+def _read_onnx(saved: Saved, content: bytes) -> Call:
+    session = import_module("onnxruntime").InferenceSession(content, providers=["CPUExecutionProvider"])
+    return lambda images: session.run(["logits"], {"images": images})[0]

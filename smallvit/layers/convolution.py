@@ -1,0 +1,65 @@
+"""Convolutions over a grid."""
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+from jax.typing import DTypeLike
+from jaxtyping import Array, Float
+
+from smallvit.layers.basic import BatchNorm
+from smallvit.ops import align, convolve
+from smallvit.ops.size import Size, pair
+
+
+class Conv(nn.Module):
+    """A convolution that pads with zeros, as many on all four sides; `depthwise`, each channel has kernels of its own.
+
+    Padding is a number, never a name: "SAME" pads the bottom and the right alone where the stride is 2.
+    """
+
+    features: int
+    kernel_size: Size
+    stride: Size = 1
+    padding: Size = 0
+    depthwise: bool = False
+    use_bias: bool = True
+    dtype: DTypeLike = jnp.float32
+    kernel_init: jax.nn.initializers.Initializer = nn.initializers.lecun_normal()
+
+    @nn.compact
+    def __call__(self, x: Float[Array, "b h w c"]) -> Float[Array, "b i j k"]:
+        channels = x.shape[-1]
+        if self.depthwise and self.features % channels:
+            raise ValueError(f"{self.features} features of a depthwise Conv must be a multiple of {channels} channels")
+        shape = (*pair(self.kernel_size), 1 if self.depthwise else channels, self.features)
+        kernel = self.param("kernel", self.kernel_init, shape)
+        padding = (self.padding, self.padding) if isinstance(self.padding, int) else self.padding
+        bias = self.param("bias", nn.initializers.zeros, (self.features,)) if self.use_bias else None
+        x, kernel = x.astype(self.dtype), kernel.astype(self.dtype)
+        y = convolve(x, kernel, pair(self.stride), padding, depthwise=self.depthwise)
+        return y if bias is None else y + align(bias, y).astype(y.dtype)
+
+
+class ConvNorm(nn.Module):
+    """A convolution without bias, then a BatchNorm."""
+
+    features: int
+    kernel_size: Size
+    stride: Size = 1
+    padding: Size = 0
+    depthwise: bool = False
+    dtype: DTypeLike = jnp.float32
+
+    @nn.compact
+    def __call__(self, x: Float[Array, "b h w c"], *, train: bool = False) -> Float[Array, "b i j k"]:
+        x = Conv(
+            self.features,
+            self.kernel_size,
+            self.stride,
+            self.padding,
+            self.depthwise,
+            use_bias=False,
+            dtype=self.dtype,
+            name="conv",
+        )(x)
+        return BatchNorm(dtype=self.dtype, name="norm")(x, train=train)

@@ -1,0 +1,42 @@
+"""Functions on arrays, without parameters of their own: what layers compute with, and which kernel serves."""
+
+from smallvit.ops.attention import attend
+from smallvit.ops.conv import convolve, plain_convolutions, unfold
+from smallvit.ops.dense import align, at_least_float32, exact_gelu, multiply
+from smallvit.ops.norm import layer_norm, normalise_columns
+from smallvit.ops.patches import SPTOption, patchify, shift_image, shifted_copies, spt_directions
+from smallvit.ops.positions import sincos_2d
+from smallvit.ops.remat import recompute
+from smallvit.ops.size import Images, Size, check_image, grid_size, pair, patch_of, per_stage
+from smallvit.ops.windows import window_allowed, window_merge, window_offsets, window_partition
+
+__all__ = [
+    "Images",
+    "SPTOption",
+    "Size",
+    "align",
+    "at_least_float32",
+    "attend",
+    "check_image",
+    "convolve",
+    "exact_gelu",
+    "grid_size",
+    "layer_norm",
+    "multiply",
+    "normalise_columns",
+    "pair",
+    "patch_of",
+    "patchify",
+    "per_stage",
+    "plain_convolutions",
+    "recompute",
+    "shift_image",
+    "shifted_copies",
+    "sincos_2d",
+    "spt_directions",
+    "unfold",
+    "window_allowed",
+    "window_merge",
+    "window_offsets",
+    "window_partition",
+]

@@ -1,0 +1,144 @@
+"""Convolutions over a grid: which way serves, and the derivatives of our own ways."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial, reduce
+from math import prod
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from smallvit import kernels
+from smallvit.ops.dense import at_least_float32, multiply
+
+# jax traces anew when it changes.
+_plain = jax.make_user_context(False)
+
+
+@contextmanager
+def plain_convolutions() -> Iterator[None]:
+    """Convolutions within are one operation each, which every compiler knows, as in a program for other machines.
+
+    Otherwise a CPU has them as the sums and products that it computes faster, above all their gradients.
+    """
+    with _plain(True):
+        yield
+
+
+def convolve(
+    x: Float[Array, "b h w c"],
+    kernel: Float[Array, "p q _ k"],
+    stride: tuple[int, int],
+    padding: tuple[int, int],
+    *,
+    depthwise: bool = False,
+) -> Float[Array, "b i j k"]:
+    """The convolution of a grid with zeros around it; `depthwise`, each channel with kernels of its own."""
+    way = _plainly if _plain.value else depthwise_conv if depthwise else _convolve
+    return way(x, kernel, stride, padding)
+
+
+def _convolve(x: Array, kernel: Array, stride: tuple[int, int], padding: tuple[int, int]) -> Array:
+    if kernels.convolves(x, kernel, stride, padding):
+        return kernels.conv(x, kernel, stride, padding)
+    # On a CPU the gradients take half the time as matrix products, for which x is copied. Not where that grows much.
+    if jax.default_backend() == "cpu" and prod(kernel.shape[:2]) <= 4 * prod(stride):
+        p, q, _, features = kernel.shape
+        patches = unfold(x, (p, q), stride, padding)
+        y = multiply(patches.reshape(-1, patches.shape[-1]), kernel.reshape(-1, features))
+        return y.reshape(*patches.shape[:3], features)
+    return _plainly(x, kernel, stride, padding)
+
+
+def _plainly(x: Array, kernel: Array, stride: tuple[int, int], padding: tuple[int, int]) -> Array:
+    return jax.lax.conv_general_dilated(
+        x,
+        kernel,
+        stride,
+        [(side, side) for side in padding],
+        dimension_numbers=("NHWC", "HWIO", "NHWC"),
+        feature_group_count=x.shape[-1] // kernel.shape[2],
+    )
+
+
+def unfold(
+    x: Float[Array, "b h w c"], size: tuple[int, int], stride: tuple[int, int], padding: tuple[int, int]
+) -> Float[Array, "b i j d"]:
+    """Windows of a grid at every stride, flattened row by row, the channels fastest; zeros stand around the grid."""
+    if kernels.unfolds(x, size, stride, padding):
+        return kernels.unfold(x, size, stride, padding)
+    x = jnp.pad(x, [(0, 0), *((side, side) for side in padding), (0, 0)])
+    # Strided slices, for a gather's derivative is far slower: of columns, then of rows.
+    for axis in (2, 1):
+        length, step = size[axis - 1], stride[axis - 1]
+        reach = (x.shape[axis] - length) // step * step + 1
+        places = (jax.lax.slice_in_dim(x, first, first + reach, step, axis) for first in range(length))
+        x = jnp.concatenate(list(places), axis=-1)
+    return x
+
+
+def depthwise_conv(
+    x: Float[Array, "b h w c"], kernel: Float[Array, "p q 1 k"], stride: tuple[int, int], padding: tuple[int, int]
+) -> Float[Array, "b i j k"]:
+    """Each channel with kernels of its own, as a sum over the places in the kernel.
+
+    XLA's own takes twenty times as long on a CPU, and its derivative is slower still: that is written out, too.
+    """
+    if kernels.convolves_depthwise(x, kernel, stride, padding):
+        return kernels.depthwise(x, kernel, stride, padding)
+    return _depthwise(stride, padding, x, kernel)
+
+
+def _reads(
+    stride: tuple[int, int], padding: tuple[int, int], x: Array, kernel: Array
+) -> tuple[Array, list[tuple[int, int, slice, slice]]]:
+    """The padded x, and for each place in the kernel the rows and columns of it that are read there."""
+    padded = jnp.pad(x, [(0, 0), *((side, side) for side in padding), (0, 0)])
+
+    def places(axis: int) -> list[slice]:
+        size, step = kernel.shape[axis], stride[axis]
+        reach = (padded.shape[1 + axis] - size) // step * step + 1
+        return [slice(first, first + reach, step) for first in range(size)]
+
+    return padded, [(i, j, rows, columns) for i, rows in enumerate(places(0)) for j, columns in enumerate(places(1))]
+
+
+# jitted for its name alone, by which multiplications are counted
+@partial(jax.jit, static_argnums=(0, 1))
+def depthwise_sum(stride: tuple[int, int], padding: tuple[int, int], x: Array, kernel: Array) -> Array:
+    padded, places = _reads(stride, padding, x, kernel)
+    wide = at_least_float32(x.dtype)
+    weights = kernel.astype(wide).reshape(*kernel.shape[:2], 1, 1, 1, x.shape[-1], -1)
+    padded = padded[..., None].astype(wide)
+    y = reduce(jnp.add, (padded[:, rows, columns] * weights[i, j] for i, j, rows, columns in places))
+    return y.reshape(*y.shape[:3], -1).astype(x.dtype)
+
+
+def _depthwise_backward(
+    stride: tuple[int, int], padding: tuple[int, int], saved: tuple[Array, Array], dy: Array
+) -> tuple[Array, Array]:
+    """What a place in the kernel has read is a slice of x, and what it adds to dx is the same slice."""
+    x, kernel = saved
+    padded, places = _reads(stride, padding, x, kernel)
+    channels, wide = x.shape[-1], at_least_float32(x.dtype)
+    weights = kernel.reshape(*kernel.shape[:2], 1, 1, 1, channels, -1)
+    dys = [dy[..., copy :: weights.shape[-1]] for copy in range(weights.shape[-1])]
+    dkernel, dpadded = [], jnp.zeros(padded.shape, wide)
+    for i, j, rows, columns in places:
+        # Sums over the rows of a matrix: over three axes at once they take six times as long.
+        read = padded[:, rows, columns].reshape(-1, channels)
+        dkernel.append(jnp.stack([(read * dy.reshape(read.shape)).astype(wide).sum(0) for dy in dys], axis=-1))
+        back = reduce(jnp.add, ((dy * weights[i, j, ..., copy]).astype(wide) for copy, dy in enumerate(dys)))
+        ends = zip((rows, columns), padded.shape[1:3], strict=True)
+        around = [(part.start, size - part.stop, part.step - 1) for part, size in ends]
+        dpadded = dpadded + jax.lax.pad(back, jnp.zeros((), wide), [(0, 0, 0), *around, (0, 0, 0)])
+    (down, across), (h, w) = padding, x.shape[1:3]
+    dx = dpadded[:, down : down + h, across : across + w]
+    return dx.astype(x.dtype), jnp.stack(dkernel).reshape(kernel.shape).astype(kernel.dtype)
+
+
+_depthwise = jax.custom_vjp(depthwise_sum, nondiff_argnums=(0, 1))
+_depthwise.defvjp(
+    lambda stride, padding, x, kernel: (depthwise_sum(stride, padding, x, kernel), (x, kernel)), _depthwise_backward
+)

@@ -1,0 +1,74 @@
+"""Normalisation of rows and of columns; the derivatives are written out."""
+
+import jax
+import jax.numpy as jnp
+from jax.typing import DTypeLike
+from jaxtyping import Array, Float
+
+from smallvit import kernels
+from smallvit.ops.dense import at_least_float32
+
+
+def layer_norm(
+    x: Float[Array, "n d"], scale: Float[Array, " d"], bias: Float[Array, " d"], epsilon: float, dtype: DTypeLike
+) -> Float[Array, "n d"]:
+    """LayerNorm of rows, in float32 at least; the result has this type."""
+    if x.dtype == dtype and kernels.takes_rows(x):
+        return kernels.layer_norm(x, scale, bias, epsilon)
+    return normalise(x, scale, bias, epsilon).astype(dtype)
+
+
+@jax.custom_vjp
+def normalise(
+    x: Float[Array, "n d"], scale: Float[Array, " d"], bias: Float[Array, " d"], epsilon: float | Array
+) -> Float[Array, "n d"]:
+    """LayerNorm of rows, in float32 at least. The derivative is written out: one pass over the rows, not four."""
+    return _normalise_forward(x, scale, bias, epsilon)[0]
+
+
+def _normalise_forward(x: Array, scale: Array, bias: Array, epsilon: float | Array) -> tuple[Array, tuple]:
+    y = x.astype(at_least_float32(x.dtype))
+    mean = y.mean(-1, keepdims=True)
+    y = y - mean
+    rate = jax.lax.rsqrt(jnp.square(y).mean(-1, keepdims=True) + epsilon)
+    y = y * rate * scale[None].astype(y.dtype) + bias[None].astype(y.dtype)
+    return y, (x, scale, bias, mean, rate)
+
+
+def _normalise_backward(saved: tuple, dy: Array) -> tuple[Array, Array, Array, None]:
+    x, scale, bias, mean, rate = saved
+    z = (x.astype(mean.dtype) - mean) * rate
+    dz = dy * scale[None].astype(dy.dtype)
+    dx = rate * (dz - dz.mean(-1, keepdims=True) - z * (dz * z).mean(-1, keepdims=True))
+    return dx.astype(x.dtype), (dy * z).sum(0).astype(scale.dtype), dy.sum(0).astype(bias.dtype), None
+
+
+normalise.defvjp(_normalise_forward, _normalise_backward)
+
+
+@jax.custom_vjp
+def normalise_columns(
+    x: Float[Array, "n d"], scale: Float[Array, " d"], bias: Float[Array, " d"], epsilon: float | Array
+) -> tuple[Float[Array, "n d"], Float[Array, " d"], Float[Array, " d"]]:
+    """The normalised columns, their means and their variances; through these two nothing is differentiated."""
+    return _columns_forward(x, scale, bias, epsilon)[0]
+
+
+def _columns_forward(x: Array, scale: Array, bias: Array, epsilon: float | Array) -> tuple[tuple, tuple]:
+    mean = x.mean(0)
+    var = jnp.square(x - mean[None]).mean(0)
+    rate = jax.lax.rsqrt(var + epsilon)
+    y = (x - mean[None]) * (rate * scale.astype(x.dtype))[None] + bias[None].astype(x.dtype)
+    return (y, mean, var), (x, scale, bias, mean, rate)
+
+
+def _columns_backward(saved: tuple, cotangents: tuple) -> tuple[Array, Array, Array, None]:
+    x, scale, bias, mean, rate = saved
+    dy, n = cotangents[0], len(x)
+    z = (x - mean[None]) * rate[None]
+    dscale, dbias = (dy * z).sum(0), dy.sum(0)
+    dx = (dy - (dbias / n)[None] - z * (dscale / n)[None]) * (rate * scale.astype(x.dtype))[None]
+    return dx, dscale.astype(scale.dtype), dbias.astype(bias.dtype), None
+
+
+normalise_columns.defvjp(_columns_forward, _columns_backward)

@@ -1,0 +1,90 @@
+"""The model folder: `model.safetensors` and `config.json`, which say all that is needed to use a model."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import PyTree
+from safetensors import SafetensorError
+from safetensors.numpy import load_file, save
+
+from smallvit.common.files import read_json, write_bytes, write_json
+from smallvit.common.paths import by_path, nested
+from smallvit.data import Preprocess
+from smallvit.layers import Classifier
+from smallvit.registry import create_model
+from smallvit.runs.folder import MODEL
+
+WEIGHTS, CONFIG = "model.safetensors", "config.json"
+
+
+@dataclass(frozen=True)
+class Spec:
+    """How `create_model` makes the model, as JSON can hold it."""
+
+    name: str
+    num_classes: int
+    image_size: tuple[int, int]
+    fields: dict[str, Any]
+
+    def create(self) -> Classifier:
+        return create_model(self.name, num_classes=self.num_classes, image_size=self.image_size, **self.fields)
+
+
+@dataclass(frozen=True)
+class Saved:
+    model: Classifier
+    variables: dict[str, Any]
+    classes: tuple[str, ...]
+    preprocess: Preprocess
+    spec: Spec
+
+
+def save_model(folder: Path, spec: Spec, variables: PyTree, classes: tuple[str, ...], preprocess: Preprocess) -> None:
+    """Writes the folder, or writes over the weights of the same model in it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    arrays = {path: np.asarray(leaf) for path, leaf in by_path(variables).items()}
+    write_json(folder / CONFIG, describe(spec, classes, preprocess))
+    write_bytes(folder / WEIGHTS, save(arrays))
+
+
+def describe(spec: Spec, classes: tuple[str, ...], preprocess: Preprocess) -> dict[str, Any]:
+    """What config.json holds."""
+    return {
+        "format": "smallvit",
+        "model": {**vars(spec), "image_size": list(spec.image_size)},
+        "classes": list(classes),
+        "preprocess": preprocess.to_json(),
+    }
+
+
+def model_folder(path: str | Path) -> Path:
+    """The model folder that a path means: that of a run folder, or itself."""
+    folder = Path(path)
+    folder = folder / MODEL if (folder / MODEL / CONFIG).exists() else folder
+    if not (folder / CONFIG).exists():
+        raise ValueError(f"{path} holds no model: give a run folder, or a folder with {CONFIG} and {WEIGHTS}")
+    return folder
+
+
+def from_pretrained(path: str | Path) -> Saved:
+    """The model of a run folder or of a model folder, with its weights, class names and preprocessing."""
+    folder = model_folder(path)
+    config = read_json(folder / CONFIG)
+    if config.get("format") != "smallvit":
+        raise ValueError(f"{folder / CONFIG} was not written by smallvit: give a run folder or its model/")
+    spec = Spec(**{**config["model"], "image_size": tuple(config["model"]["image_size"])})
+    model = spec.create()
+    preprocess = Preprocess.from_json(config["preprocess"])
+    image = jnp.zeros((1, *preprocess.size, preprocess.channels), jnp.float32)
+    wanted = by_path(jax.eval_shape(model.init, jax.random.key(0), image))
+    try:
+        arrays = load_file(folder / WEIGHTS)
+    except (OSError, SafetensorError) as error:
+        raise ValueError(f"{folder / WEIGHTS} cannot be read ({error})") from None
+    if {path: leaf.shape for path, leaf in wanted.items()} != {path: array.shape for path, array in arrays.items()}:
+        raise ValueError(f"{folder / WEIGHTS} does not fit the model that {CONFIG} beside it describes")
+    return Saved(model, nested(arrays), tuple(config["classes"]), preprocess, spec)

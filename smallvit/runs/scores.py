@@ -1,0 +1,89 @@
+"""How good a model is: the scores of its logits."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from jaxtyping import Bool, Float, Int, Integer
+
+from smallvit.data import Split, eval_batches
+
+
+def split_logits(
+    predict: Callable[[np.ndarray], np.ndarray], split: Split, batch_size: int
+) -> Float[np.ndarray, "n k"]:
+    """The logits of every image of a split, each predicted once, in batches of one size."""
+    parts = [np.asarray(predict(split.images[rows]))[mask] for rows, mask in eval_batches(len(split), batch_size)]
+    return np.concatenate(parts)
+
+
+@dataclass(frozen=True)
+class Scores:
+    top1: float  # these three in percent
+    top5: float
+    ece: float
+    loss: float
+    confusion: Int[np.ndarray, "k k"]  # rows are the truth, columns the prediction
+    probabilities: Float[np.ndarray, "n k"]
+
+
+def score_split(predict: Callable[[np.ndarray], np.ndarray], split: Split, batch_size: int) -> Scores:
+    """Scores what `predict` makes of every image of a split."""
+    return score(split_logits(predict, split, batch_size), split.labels)
+
+
+def score(logits: Float[np.ndarray, "n k"], labels: Int[np.ndarray, "n"]) -> Scores:
+    logits = logits.astype(np.float64)
+    classes = logits.shape[1]
+    shifted = logits - logits.max(axis=1, keepdims=True)
+    log_probabilities = shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True))
+    probabilities = np.exp(log_probabilities)
+    predicted = logits.argmax(axis=1)
+    correct = predicted == labels
+    best5 = np.argsort(-logits, axis=1, kind="stable")[:, :5]
+    confusion = np.zeros((classes, classes), np.int64)
+    np.add.at(confusion, (labels, predicted), 1)
+    return Scores(
+        top1=100 * float(correct.mean()),
+        top5=100 * float((best5 == labels[:, None]).any(axis=1).mean()),
+        ece=100 * calibration_error(probabilities.max(axis=1), correct),
+        loss=float(-log_probabilities[np.arange(len(labels)), labels].mean()),
+        confusion=confusion,
+        probabilities=probabilities.astype(np.float32),
+    )
+
+
+def calibration_error(confidence: Float[np.ndarray, " n"], correct: Bool[np.ndarray, " n"], bins: int = 15) -> float:
+    """ECE (https://arxiv.org/abs/1706.04599): |right - sure|, averaged over bins by their images."""
+    _, accuracy, sure, count = calibration_bins(confidence, correct, bins)
+    return float((count * np.abs(accuracy - sure)).sum() / max(count.sum(), 1))
+
+
+def calibration_bins(
+    confidence: Float[np.ndarray, " n"], correct: Bool[np.ndarray, " n"], bins: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Of each bin: its centre, the share that is right, the mean confidence, the number of images."""
+    which = np.clip(np.ceil(confidence * bins).astype(int) - 1, 0, bins - 1)  # (lower, upper], as in the paper
+    count = np.bincount(which, minlength=bins)
+    some = np.maximum(count, 1)
+    accuracy = np.bincount(which, correct, minlength=bins) / some
+    sure = np.bincount(which, confidence, minlength=bins) / some
+    return (np.arange(bins) + 0.5) / bins, accuracy, sure, count
+
+
+def per_class(matrix: Integer[np.ndarray, "k k"], classes: Sequence[str]) -> list[dict[str, str | int | float | None]]:
+    """Precision, recall and number of images of each class; the lowest recall first, classes without images last.
+
+    `matrix` counts images by true class, down, and predicted class, across. None: there is nothing to divide by.
+    """
+    right, true, predicted = np.diagonal(matrix), matrix.sum(axis=1), matrix.sum(axis=0)
+    rows: list[dict[str, str | int | float | None]] = [
+        {
+            "class": name,
+            "recall": float(right[i] / true[i]) if true[i] else None,
+            "precision": float(right[i] / predicted[i]) if predicted[i] else None,
+            "images": int(true[i]),
+        }
+        for i, name in enumerate(classes)
+    ]
+    return sorted(rows, key=lambda row: 2.0 if row["recall"] is None else float(row["recall"]))

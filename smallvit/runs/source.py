@@ -1,0 +1,74 @@
+"""The data that a run was trained on, and what of it the run has not seen."""
+
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from smallvit.common.files import read_json
+from smallvit.data import Dataset, HeldOut, held_out, load_data
+from smallvit.data.embedded import NAME
+from smallvit.data.known import KNOWN
+from smallvit.runs.folder import CACHE, CONFIG, PLAN, run_folder
+from smallvit.runs.saved import Saved
+
+
+@dataclass(frozen=True)
+class Source:
+    """Of the run's configuration what says where its images come from and which were held out."""
+
+    data: str | None
+    split_seed: int
+    data_dir: Path | None
+    cache_dir: Path
+
+    def is_same(self, source: str | Path) -> bool:
+        mine, other = self.data or NAME, str(source)
+        names = {NAME, *KNOWN}
+        if mine in names or other in names:
+            return mine == other
+        return Path(mine).expanduser().resolve() == Path(other).expanduser().resolve()
+
+
+def source_of(run: str | Path) -> Source | None:
+    """None where only the model is left of a run."""
+    path = run_folder(run) / CONFIG
+    config = (read_json(path) if path.exists() else {}).get("config")
+    if config is None:
+        return None
+    options = config["run"]
+    data_dir, cache_dir = (options[name] and Path(options[name]) for name in ("data_dir", "cache_dir"))
+    return Source(config["data"], config["split_seed"], data_dir, cache_dir or Path(options["runs"]) / CACHE)
+
+
+def own_images(run: str | Path, saved: Saved) -> HeldOut:
+    """The images that a run has not trained on, of the data that it has; a ValueError if they cannot be found."""
+    source = source_of(run)
+    if source is None:
+        raise ValueError(f"{run} does not say what it was trained on: give the data to evaluate it on")
+    try:
+        data = load_data(
+            source.data,
+            image_size=saved.preprocess.size,
+            fit=saved.preprocess.fit,
+            seed=source.split_seed,
+            data_dir=source.data_dir,
+            cache_dir=source.cache_dir,
+        )
+    except ValueError as error:
+        raise ValueError(f"the data that {run} was trained on cannot be had ({error}): give other data") from None
+    plan = run_folder(run) / PLAN
+    found = held_out(data, saved.classes, saved.preprocess)
+    if plan.exists() and read_json(plan)["data"] != data_digest(data):
+        line = "warning: the data has changed since the training, so these images may have been trained on"
+        return HeldOut(found.name, found.part, found.split, (*found.notes, line))
+    return found
+
+
+def data_digest(data: Dataset) -> str:
+    """Of the labels and of a sample of the images: enough to notice other data."""
+    rows = np.unique(np.linspace(0, len(data.train) - 1, 64).astype(np.int64))
+    digest = hashlib.sha256(data.train.labels.tobytes())
+    digest.update(np.ascontiguousarray(data.train.images[rows]).tobytes())
+    return digest.hexdigest()

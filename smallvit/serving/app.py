@@ -1,0 +1,321 @@
+"""The web application: routes, limits and errors. Nothing that a request says reaches the disk."""
+
+import asyncio
+import base64
+import io
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
+from hashlib import sha256
+from importlib.resources import files
+from time import perf_counter
+from typing import Any, NamedTuple
+
+import numpy as np
+from jaxtyping import UInt8
+from starlette.applications import Starlette
+from starlette.datastructures import MutableHeaders, UploadFile
+from starlette.exceptions import HTTPException
+from starlette.formparsers import MultiPartException, MultiPartParser
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import HTMLResponse, JSONResponse, Response
+from starlette.routing import Route
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from smallvit.data.decoding import header
+from smallvit.runs.prediction import Predictor
+from smallvit.serving.batching import Batcher
+from smallvit.serving.examples import Example, png
+from smallvit.serving.limits import Limits, Refused
+from smallvit.serving.maps import Maps, explain
+from smallvit.serving.openapi import describe
+
+PAGE = (files("smallvit.serving") / "page.html").read_text()
+
+
+def make_app(predictor: Predictor, limits: Limits | None = None, examples: Sequence[Example] = ()) -> Starlette:
+    """An ASGI application; it compiles the model when it starts, before the first request."""
+    service = _Service(predictor, limits or Limits(), list(examples))
+    routes = [
+        Route("/", service.page),
+        Route("/predict", service.predict, methods=["POST"]),
+        Route("/explain", service.explain, methods=["POST"]),
+        Route("/model", service.model),
+        Route("/health", service.health),
+        Route("/examples", service.list_examples),
+        Route("/examples/{number:int}", service.example),
+        Route("/openapi.json", service.openapi),
+    ]
+    app = Starlette(
+        routes=routes,
+        lifespan=service.lifespan,
+        exception_handlers={Refused: _refused, HTTPException: _http_error, ClientDisconnect: _gone, 500: _failed},
+    )
+    app.add_middleware(_SecurityHeaders)
+    app.state.service = service
+    return app
+
+
+class _Upload(NamedTuple):
+    name: str
+    content: bytes
+
+
+class _Service:
+    def __init__(self, predictor: Predictor, limits: Limits, examples: list[Example]) -> None:
+        self.predictor, self.limits, self.examples = predictor, limits, examples
+        self.held = 0  # bytes of all uploads
+        # One thread computes: two would only share the same cores.
+        self.computing = ThreadPoolExecutor(1, thread_name_prefix="compute")
+        self.decoding = ThreadPoolExecutor(limits.decoders, thread_name_prefix="decode")
+
+    @asynccontextmanager
+    async def lifespan(self, app: Starlette) -> AsyncIterator[None]:
+        loop = asyncio.get_running_loop()
+        self.classes = Batcher(self.predictor, self.computing, largest=self.predictor.largest, room=self.limits.queue)
+        self.maps = Batcher(self._explain_each, self.computing, largest=1, room=self.limits.explain_queue)
+        await loop.run_in_executor(self.computing, self._warm_up)
+        workers = [asyncio.create_task(batcher.work()) for batcher in (self.classes, self.maps)]
+        yield
+        for worker in workers:
+            worker.cancel()
+        await asyncio.gather(*workers, return_exceptions=True)
+        for pool in (self.computing, self.decoding):
+            pool.shutdown(wait=False, cancel_futures=True)
+
+    def _warm_up(self) -> None:
+        self.predictor.warm_up()
+        preprocess = self.predictor.saved.preprocess
+        black = np.zeros((1, *preprocess.size, preprocess.channels), np.uint8)
+        self._explain_each(black)
+
+    def _explain_each(self, images: UInt8[np.ndarray, "n H W c"]) -> list[Maps]:
+        return [explain(self.predictor.saved, image) for image in images]
+
+    async def page(self, request: Request) -> Response:
+        return HTMLResponse(PAGE)
+
+    async def openapi(self, request: Request) -> Response:
+        return JSONResponse(describe(self.limits))
+
+    async def health(self, request: Request) -> Response:
+        return JSONResponse(
+            {
+                "status": "ok",
+                "waiting": self.classes.taken + self.maps.taken,
+                "images": self.classes.images,
+                "batches": self.classes.batches,
+            }
+        )
+
+    async def model(self, request: Request) -> Response:
+        saved = self.predictor.saved
+        return JSONResponse(
+            {
+                "name": saved.spec.name,
+                "classes": list(saved.classes),
+                "preprocess": saved.preprocess.to_json(),
+                "limits": vars(self.limits),
+            }
+        )
+
+    async def list_examples(self, request: Request) -> Response:
+        return JSONResponse({"examples": [example.name for example in self.examples]})
+
+    async def example(self, request: Request) -> Response:
+        number = request.path_params["number"]
+        if number >= len(self.examples):
+            raise Refused(404, f"there is no example {number}: GET /examples lists them")
+        _, kind, content = self.examples[number]
+        return Response(content, media_type=f"image/{kind}")
+
+    async def predict(self, request: Request) -> Response:
+        top = self._top(request)
+
+        def answer(image: UInt8[np.ndarray, "H W c"], probabilities: np.ndarray) -> dict[str, Any]:
+            order = np.argsort(-probabilities, kind="stable")[:top]
+            classes = self.predictor.saved.classes
+            return {"classes": [{"class": classes[i], "probability": float(probabilities[i])} for i in order]}
+
+        return await self._answer(request, self.classes, self.limits.images, answer)
+
+    async def explain(self, request: Request) -> Response:
+        def answer(image: UInt8[np.ndarray, "H W c"], maps: Maps) -> dict[str, Any]:
+            return {
+                "seen": f"data:image/png;base64,{base64.b64encode(png(image)).decode()}",
+                "saliency": None if maps.saliency is None else _rounded(maps.saliency),
+                "layers": [{"name": path, "heads": _rounded(heads)} for path, heads in maps.layers.items()],
+            }
+
+        return await self._answer(request, self.maps, self.limits.explained, answer)
+
+    async def _answer(
+        self,
+        request: Request,
+        batcher: Batcher,
+        most: int,
+        answer: Callable[[UInt8[np.ndarray, "H W c"], Any], dict[str, Any]],
+    ) -> Response:
+        held = 0
+
+        async def chunks() -> AsyncGenerator[bytes, None]:
+            nonlocal held
+            async for chunk in request.stream():
+                held += len(chunk)
+                self.held += len(chunk)
+                if held > self.limits.upload:
+                    raise self._too_large()
+                if self.held > self.limits.memory:
+                    raise Refused(503, "too much is being uploaded at once: try again in a moment")
+                yield chunk
+
+        async def one(upload: _Upload) -> dict[str, Any]:
+            start = perf_counter()
+            image = await asyncio.get_running_loop().run_in_executor(self.decoding, self._decode, upload)
+            result = answer(image, await batcher(image))
+            return {"name": upload.name, **result, "milliseconds": round((perf_counter() - start) * 1000, 2)}
+
+        try:
+            uploads = await self._in_time(self._uploads(request, chunks(), most), 408, "the upload took longer")
+            with batcher.admit(len(uploads)):
+                results = await self._in_time(_all(map(one, uploads)), 504, "the answer would take longer")
+        finally:
+            self.held -= held
+        return JSONResponse({"images": results})
+
+    async def _uploads(self, request: Request, chunks: AsyncGenerator[bytes, None], most: int) -> list[_Upload]:
+        length = request.headers.get("content-length", "0")
+        if length.isdecimal() and int(length) > self.limits.upload:
+            raise self._too_large()
+        kind = request.headers.get("content-type", "").split(";")[0].strip().lower()
+        if kind == "multipart/form-data":
+            uploads = await self._form(request, chunks, most)
+        elif kind in ("", "application/octet-stream") or kind.startswith("image/"):
+            content = b"".join([chunk async for chunk in chunks])
+            uploads = [_Upload("image", content)]
+        else:
+            raise Refused(415, f"{kind[:80]!r} is no image: send one as image/*, or several as multipart/form-data")
+        for upload in uploads:
+            if not upload.content:
+                raise Refused(422, f"{upload.name} is empty: send the bytes of an image")
+        return uploads
+
+    async def _form(self, request: Request, chunks: AsyncGenerator[bytes, None], most: int) -> list[_Upload]:
+        parser = MultiPartParser(request.headers, chunks, max_files=most, max_fields=most)
+        parser.spool_max_size = self.limits.upload + 1  # all in memory
+        try:
+            form = await parser.parse()
+        except MultiPartException as error:
+            if error.message.startswith("Too many files"):
+                raise Refused(413, f"one request takes at most {most} images: send the others in another") from None
+            raise Refused(400, f"the form cannot be read: {error.message}") from None
+        try:
+            uploads = [
+                _Upload((value.filename or "image")[:200], await value.read())
+                for _, value in form.multi_items()
+                if isinstance(value, UploadFile)
+            ]
+        finally:
+            await form.close()
+        if not uploads:
+            raise Refused(422, "the form has no file: send one, as curl -F image=@photo.jpg does")
+        return uploads
+
+    def _decode(self, upload: _Upload) -> UInt8[np.ndarray, "H W c"]:
+        try:
+            height, width, _ = header(io.BytesIO(upload.content))
+            if height * width > self.limits.pixels:
+                raise ValueError(f"it has {height * width:,} pixels, more than {self.limits.pixels:,}")
+            return self.predictor.decode(io.BytesIO(upload.content))
+        except ValueError as error:
+            reason = str(error).removeprefix("cannot read the image: ")
+            raise Refused(422, f"{upload.name} cannot be read: {reason}") from None
+
+    def _too_large(self) -> Refused:
+        return Refused(413, f"one request takes at most {self.limits.upload:,} bytes: send fewer or smaller images")
+
+    def _top(self, request: Request) -> int:
+        number = len(self.predictor.saved.classes)
+        given = request.query_params.get("top", str(number))
+        if not (given.isascii() and given.isdecimal() and len(given) < 10 and int(given) > 0):
+            raise Refused(400, f"top={given[:40]!r} must be a number of classes, 1 at least")
+        return int(given)
+
+    async def _in_time(self, work: Awaitable[Any], status: int, what: str) -> Any:
+        try:
+            async with asyncio.timeout(self.limits.seconds):
+                return await work
+        except TimeoutError:
+            raise Refused(status, f"{what} than {self.limits.seconds:g} seconds: try again with less") from None
+
+
+async def _all(works: Any) -> list[Any]:
+    """The results in order; the first that fails ends the others."""
+    tasks = [asyncio.ensure_future(work) for work in works]
+    try:
+        return await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _rounded(values: np.ndarray) -> list[Any]:
+    return (np.round(values.astype(np.float64), 3) + 0.0).tolist()
+
+
+def _error(status: int, reason: str, headers: dict[str, str] | None = None) -> JSONResponse:
+    return JSONResponse({"error": reason}, status, headers)
+
+
+async def _refused(request: Request, error: Exception) -> Response:
+    assert isinstance(error, Refused)
+    return _error(error.status, error.reason, {"Retry-After": "1"} if error.status == 503 else None)
+
+
+async def _http_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    if error.status_code == 404:
+        return _error(404, "there is no such page: GET /openapi.json describes what there is")
+    return _error(error.status_code, error.detail, dict(error.headers or {}))
+
+
+async def _gone(request: Request, error: Exception) -> Response:
+    return _error(400, "the upload broke off")  # nobody is left to read it
+
+
+async def _failed(request: Request, error: Exception) -> Response:
+    return _error(500, "the server failed on this request; its log says more")
+
+
+def _digest(tag: str) -> str:
+    """For the page's own style and script, which are then the only ones that a browser runs."""
+    text = PAGE.split(f"<{tag}>")[1].split(f"</{tag}>")[0]
+    return f"'sha256-{base64.b64encode(sha256(text.encode()).digest()).decode()}'"
+
+
+_HEADERS = {
+    "Content-Security-Policy": (
+        f"default-src 'none'; script-src {_digest('script')}; style-src {_digest('style')}; "
+        "img-src 'self' data: blob:; connect-src 'self'; base-uri 'none'; form-action 'none'; "
+        "frame-ancestors 'none'"
+    ),
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Cache-Control": "no-store",
+}
+
+
+class _SecurityHeaders:
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def with_headers(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                MutableHeaders(scope=message).update(_HEADERS)
+            await send(message)
+
+        await self.app(scope, receive, with_headers if scope["type"] == "http" else send)

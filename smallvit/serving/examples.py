@@ -1,0 +1,64 @@
+"""Images to try, read once when the server starts and kept in memory."""
+
+import io
+from itertools import chain, zip_longest
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from PIL import Image
+
+from smallvit.data.embedded import FASHION_CLASSES, load_embedded
+from smallvit.runs.prediction import Predictor
+
+MOST = 12
+LARGEST = 4 * 2**20  # bytes
+KINDS = {".png": "png", ".jpg": "jpeg", ".jpeg": "jpeg", ".webp": "webp", ".gif": "gif"}  # that every browser shows
+
+
+class Example(NamedTuple):
+    name: str
+    kind: str
+    content: bytes
+
+
+def from_folder(folder: Path, predictor: Predictor) -> list[Example]:
+    """The first images of the folder and, in turn, of each folder in it."""
+    if not folder.is_dir():
+        raise ValueError(f"{folder} is no folder: give one with a few images as --examples")
+    try:
+        groups = [folder, *sorted(path for path in folder.iterdir() if path.is_dir())]
+        files = [sorted(path for path in group.iterdir() if path.suffix.lower() in KINDS) for group in groups]
+    except OSError as error:
+        raise ValueError(f"cannot read {folder}: {error.strerror}") from None
+    found = []
+    for path in chain.from_iterable(zip_longest(*files)):
+        if path is None or not path.is_file() or path.stat().st_size > LARGEST:
+            continue
+        try:
+            content = path.read_bytes()
+            predictor.decode(io.BytesIO(content))
+        except (OSError, ValueError):
+            continue
+        found.append(Example(path.name, KINDS[path.suffix.lower()], content))
+        if len(found) == MOST:
+            break
+    if not found:
+        raise ValueError(f"{folder} has no image that can be shown: it takes {', '.join(KINDS)} up to 4 MB each")
+    return found
+
+
+def from_embedded(predictor: Predictor) -> list[Example]:
+    """One test image of each class for a model of the set that comes with the package; none for others."""
+    if predictor.saved.classes != FASHION_CLASSES:
+        return []
+    test = load_embedded().test
+    assert test is not None
+    firsts = [int(np.argmax(test.labels == label)) for label in range(len(FASHION_CLASSES))]
+    return [Example(f"{FASHION_CLASSES[test.labels[i]]}.png", "png", png(test.images[i])) for i in firsts]
+
+
+def png(image: np.ndarray) -> bytes:
+    file = io.BytesIO()
+    Image.fromarray(image[..., 0] if image.shape[-1] == 1 else image).save(file, "png")
+    return file.getvalue()

@@ -1,0 +1,39 @@
+"""What the page lays over an image: the map of what counts, and each head's attention on the grid of tokens."""
+
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import Float, UInt8
+
+from smallvit.explanation import attention_maps, saliency, token_grid, unit_range
+from smallvit.runs.saved import Saved
+
+
+class Maps(NamedTuple):
+    saliency: Float[np.ndarray, "H W"] | None  # none where the model has no grid that the answer depends on
+    layers: dict[str, Float[np.ndarray, "h rows columns"]]  # by the layer's path, each map from 0 to 1
+
+
+def explain(saved: Saved, image: UInt8[np.ndarray, "H W c"]) -> Maps:
+    """Layers that attend within windows, or to tokens that are on no grid, are left out."""
+    images = np.asarray(saved.preprocess.normalise(image[None]), saved.model.dtype)
+    try:
+        heat = np.asarray(saliency(saved.model, saved.variables, images)[0], np.float32)
+    except ValueError:
+        heat = None
+    layers = {}
+    for path, maps in attention_maps(saved.model, saved.variables, images).items():
+        if maps.ndim == 4:
+            try:
+                layers[path] = read_by_head(maps[0].astype(np.float32), (image.shape[0], image.shape[1]))
+            except ValueError:
+                continue
+    return Maps(heat, layers)
+
+
+def read_by_head(maps: Float[np.ndarray, "h n m"], shape: tuple[int, int]) -> Float[np.ndarray, "h rows columns"]:
+    """What the class token reads of each token of the grid or, without one, what all tokens read on average."""
+    heads, n, m = maps.shape
+    prefix, grid = token_grid(m, shape)
+    read = maps[:, 0] if prefix and n == m else maps.mean(axis=1)
+    return unit_range(read[:, prefix:].reshape(heads, *grid))

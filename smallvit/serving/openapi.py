@@ -1,0 +1,131 @@
+"""The description of the interface, as GET /openapi.json gives it."""
+
+from typing import Any
+
+from smallvit import __version__
+from smallvit.serving.limits import Limits
+
+
+def describe(limits: Limits) -> dict[str, Any]:
+    upload = {
+        "required": True,
+        "content": {
+            "multipart/form-data": {
+                "schema": {
+                    "type": "object",
+                    "additionalProperties": {"type": "string", "format": "binary"},
+                    "description": "One file or several, under any name.",
+                }
+            },
+            "image/*": {"schema": {"type": "string", "format": "binary"}},
+            "application/octet-stream": {"schema": {"type": "string", "format": "binary"}},
+        },
+    }
+    refusals = {
+        "400": "The form is broken.",
+        "408": f"The upload took longer than {limits.seconds:g} seconds.",
+        "413": f"More than {limits.upload} bytes, or too many images.",
+        "415": "Neither a form nor an image.",
+        "422": f"No image in it, a broken one, or one of more than {limits.pixels} pixels.",
+        "503": "Too many images wait; Retry-After says when to come back.",
+        "504": f"The answer would take longer than {limits.seconds:g} seconds.",
+    }
+    errors = {status: {"description": text, **_json(_ref("Error"))} for status, text in refusals.items()}
+    top = {
+        "name": "top",
+        "in": "query",
+        "description": "How many classes to give, the most probable first; all without it.",
+        "schema": {"type": "integer", "minimum": 1},
+    }
+    number = {"name": "number", "in": "path", "required": True, "schema": {"type": "integer", "minimum": 0}}
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "smallvit serve", "version": __version__, "description": "A trained image classifier."},
+        "paths": {
+            "/": {"get": {"summary": "The page", "responses": {"200": {"description": "HTML", "content": _HTML}}}},
+            "/predict": {
+                "post": {
+                    "summary": f"The classes of up to {limits.images} images",
+                    "parameters": [top],
+                    "requestBody": upload,
+                    "responses": {"200": _ok("Predictions"), **errors},
+                }
+            },
+            "/explain": {
+                "post": {
+                    "summary": f"What the model looks at in up to {limits.explained} images",
+                    "requestBody": upload,
+                    "responses": {"200": _ok("Explanations"), **errors},
+                }
+            },
+            "/model": {"get": {"summary": "Name, classes, preprocessing, limits", "responses": {"200": _ok("Model")}}},
+            "/health": {"get": {"summary": "Whether it works, and how much", "responses": {"200": _ok("Health")}}},
+            "/examples": {"get": {"summary": "Names of images to try", "responses": {"200": _ok("Examples")}}},
+            "/examples/{number}": {
+                "get": {
+                    "summary": "One of these images",
+                    "parameters": [number],
+                    "responses": {
+                        "200": {"description": "An image", "content": {"image/*": {}}},
+                        "404": {"description": "There is none of this number.", **_json(_ref("Error"))},
+                    },
+                }
+            },
+            "/openapi.json": {
+                "get": {"summary": "This description", "responses": {"200": {"description": "OpenAPI 3.1"}}}
+            },
+        },
+        "components": {"schemas": _SCHEMAS},
+    }
+
+
+def _ref(name: str) -> dict[str, str]:
+    return {"$ref": f"#/components/schemas/{name}"}
+
+
+def _json(schema: dict[str, Any]) -> dict[str, Any]:
+    return {"content": {"application/json": {"schema": schema}}}
+
+
+def _ok(name: str) -> dict[str, Any]:
+    return {"description": name, **_json(_ref(name))}
+
+
+def _object(**properties: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "object", "properties": properties, "required": list(properties)}
+
+
+def _list(items: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "array", "items": items}
+
+
+_HTML = {"text/html": {"schema": {"type": "string"}}}
+_TEXT, _NUMBER, _INTEGER = {"type": "string"}, {"type": "number"}, {"type": "integer"}
+_UNIT = {"type": "number", "minimum": 0, "maximum": 1}
+_MAP = _list(_list(_UNIT))
+_SCHEMAS = {
+    "Error": _object(error=_TEXT),
+    "Predictions": _object(
+        images=_list(
+            _object(
+                name=_TEXT,
+                classes=_list(_object(**{"class": _TEXT, "probability": _UNIT})),
+                milliseconds=_NUMBER,
+            )
+        )
+    ),
+    "Explanations": _object(
+        images=_list(
+            _object(
+                name=_TEXT,
+                seen={"type": "string", "description": "A data URI: the image as the model sees it."},
+                saliency={"oneOf": [_MAP, {"type": "null"}]},
+                layers=_list(_object(name=_TEXT, heads=_list(_MAP))),
+                milliseconds=_NUMBER,
+            )
+        )
+    ),
+    "Model": _object(name=_TEXT, classes=_list(_TEXT), preprocess={"type": "object"}, limits={"type": "object"}),
+    "Health": _object(status={"const": "ok"}, waiting=_INTEGER, images=_INTEGER, batches=_INTEGER),
+    "Examples": _object(examples=_list(_TEXT)),
+}

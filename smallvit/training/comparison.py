@@ -1,0 +1,211 @@
+"""The table of a paper in one command: models, or the parts of one model, by seeds, under one recipe."""
+
+import csv
+import io
+import re
+import statistics
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from smallvit import plots
+from smallvit.common.files import read_json, write_bytes, write_json
+from smallvit.count import multiply_adds
+from smallvit.ops import pair
+from smallvit.registry import create_model
+from smallvit.runs.folder import RESULT
+from smallvit.runs.saved import from_pretrained
+from smallvit.training import MachineOptions, RecipeOptions, RunOptions, TrainConfig, train
+from smallvit.training.config import Data, Fields, Float, Folder, Sides
+
+CONFIG = "compare.json"
+
+
+@dataclass(frozen=True)
+class CompareConfig:
+    data: Data = None
+    """As for `smallvit train`."""
+    models: str = "vit_tiny_data,sl_vit_tiny_data"
+    """Names with commas between them."""
+    ablation: Literal["spt-lsa", "shift"] | None = None
+    """Take a single model apart: its two add-ons, or directions and amounts of the shift."""
+    recipes: str = "default"
+    """One, or several with commas between them."""
+    fields: Fields = ()
+    """Further fields of all models, as in dim=96."""
+    seeds: int = 3
+    """How often each is trained."""
+    minutes: Float = None
+    """Time for each run."""
+    epochs: Float = None
+    """Passes through the training images in each run, in place of a time."""
+    image_size: Sides = None
+    """As for `smallvit train`."""
+    fit: Literal["crop", "pad"] = "crop"
+    """As for `smallvit train`."""
+    out: Path = Path("comparison")
+    """Where runs and table go; a comparison that was stopped goes on there."""
+    data_dir: Folder = None
+    """Where known data sets lie, or are downloaded to."""
+    in_recipe: RecipeOptions = field(default_factory=RecipeOptions)
+    machine: MachineOptions = field(default_factory=MachineOptions)
+
+    def __post_init__(self) -> None:
+        if self.seeds < 1:
+            raise ValueError(f"seeds={self.seeds} must be at least 1")
+        if self.ablation is not None and len(self.models.split(",")) > 1:
+            raise ValueError(f"an ablation takes one model apart, but there are {self.models}: name one with --models")
+        if self.ablation == "shift" and self.image_size is None:
+            raise ValueError("an ablation of the shift needs --image-size: amounts are shares of a patch")
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A row of the table."""
+
+    name: str
+    model: str
+    fields: tuple[str, ...]
+    recipe: str
+
+    def run(self, seed: int) -> str:
+        """The name of a run folder."""
+        return re.sub(r"[^\w.]+", "-", f"{self.name}-{seed}")
+
+
+def compare(config: CompareConfig) -> list[dict[str, Any]]:
+    """Trains every variant with every seed, and writes table.md, table.csv and table.png; returns the table's rows."""
+    rows: dict[Variant, list[dict[str, Any]]] = {each: [] for each in variants(config)}
+    configs = {(each, seed): _train_config(config, each, seed) for each in rows for seed in range(config.seeds)}
+    _claim(config)
+    # Seed by seed: a comparison that is stopped early has a whole table of fewer seeds.
+    for seed in range(config.seeds):
+        for each in rows:
+            rows[each].append(_run(configs[each, seed]))
+            _write(config.out, rows)
+    return _table(config.out, rows)
+
+
+def variants(config: CompareConfig) -> Iterator[Variant]:
+    recipes, models = config.recipes.split(","), config.models.split(",")
+    for recipe in recipes:
+        suffix = f" {recipe}" if len(recipes) > 1 else ""
+        for model in models:
+            if config.ablation is None:
+                yield Variant(model + suffix, model, config.fields, recipe)
+                continue
+            base = model.removeprefix("sl_")
+            for name, fields in _parts(config, base).items():
+                yield Variant(name + suffix, base, (*config.fields, *fields), recipe)
+
+
+def _parts(config: CompareConfig, model: str) -> dict[str, tuple[str, ...]]:
+    if config.ablation == "spt-lsa":
+        return {
+            "plain": (),
+            "temperature": ("lsa=temperature",),
+            "mask": ("lsa=mask",),
+            "LSA": ("lsa=true",),
+            "SPT": ("spt=true",),
+            "SPT and LSA": ("spt=true", "lsa=true"),
+        }
+    assert config.image_size is not None
+    patch, _ = pair(getattr(create_model(model, image_size=config.image_size), "patch_size", 2))
+    amounts = sorted({round(patch * share) for share in (0.25, 0.5, 0.75, 1.0)} - {0})
+    return {
+        **{f"{way}, half a patch": ("lsa=true", f"spt={way}") for way in ("diagonal", "cardinal", "all")},
+        **{f"diagonal, {by} of {patch} pixels": ("lsa=true", "spt=true", f"spt_shift={by}") for by in amounts},
+    }
+
+
+def _train_config(config: CompareConfig, variant: Variant, seed: int) -> TrainConfig:
+    return TrainConfig(
+        data=config.data,
+        model=variant.model,
+        fields=variant.fields,
+        recipe=variant.recipe,  # pyright: ignore[reportArgumentType], checked by TrainConfig
+        minutes=config.minutes,
+        epochs=config.epochs,
+        image_size=config.image_size,
+        fit=config.fit,
+        seed=seed,
+        in_recipe=config.in_recipe,
+        machine=config.machine,
+        run=RunOptions(runs=config.out / "runs", name=variant.run(seed), data_dir=config.data_dir),
+    )
+
+
+def _claim(config: CompareConfig) -> None:
+    """The folder is new, or holds this very comparison."""
+    asked = {name: str(value) for name, value in asdict(config).items() if name not in ("seeds", "machine", "out")}
+    if (config.out / CONFIG).exists():
+        if read_json(config.out / CONFIG) != asked:
+            raise ValueError(f"{config.out} holds another comparison: choose another --out")
+    elif config.out.exists() and any(config.out.iterdir()):
+        raise ValueError(f"{config.out} is not empty and no comparison of ours: choose another --out")
+    else:
+        write_json(config.out / CONFIG, asked)
+
+
+def _run(config: TrainConfig) -> dict[str, Any]:
+    """The result of a run: of one that is finished, of one that goes on, or of a new one."""
+    assert config.run.name is not None
+    folder = config.run.runs / config.run.name
+    if (folder / RESULT).exists():
+        return read_json(folder / RESULT)
+    return train(TrainConfig(resume=folder, machine=config.machine) if folder.exists() else config)
+
+
+def _table(out: Path, rows: dict[Variant, list[dict[str, Any]]]) -> list[dict[str, Any]]:
+    table = []
+    for each, results in rows.items():
+        if not results:
+            continue
+        which = "test_top1" if results[0]["test_top1"] is not None else "val_top1"
+        scores = [result[which] for result in results]
+        saved = from_pretrained(out / "runs" / each.run(0))
+        table.append(
+            {
+                "model": each.name,
+                which: round(statistics.mean(scores), 2),
+                "spread": round(statistics.stdev(scores), 2) if len(scores) > 1 else None,
+                "seeds": len(scores),
+                "val_top1_mean": round(statistics.mean(result["val_top1"] for result in results), 2),
+                "epochs": round(statistics.mean(result["epochs"] for result in results), 1),
+                "minutes": round(statistics.mean(result["minutes"] for result in results), 1),
+                "images_per_second": round(statistics.mean(result["images_per_second"] for result in results)),
+                "parameters": results[0]["parameters"],
+                "multiply_adds": multiply_adds(saved.model, saved.preprocess.size, saved.preprocess.channels),
+                "scores": " ".join(f"{score:.2f}" for score in scores),
+            }
+        )
+    return table
+
+
+def _write(out: Path, rows: dict[Variant, list[dict[str, Any]]]) -> None:
+    table = _table(out, rows)
+    text = io.StringIO()
+    writer = csv.DictWriter(text, fieldnames=list(table[0]), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(table)
+    write_bytes(out / "table.csv", text.getvalue().encode())
+    write_bytes(out / "table.md", markdown(table).encode())
+    scores = {row["model"]: [float(score) for score in row["scores"].split()] for row in table}
+    plots.save(plots.comparison(scores), out / "table.png")
+
+
+def markdown(table: list[dict[str, Any]]) -> str:
+    which = "test" if "test_top1" in table[0] else "val"
+    lines = [
+        f"| model | {which} top-1 % | seeds | epochs | minutes | images/s | parameters | multiply-adds |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for row in table:
+        spread = "" if row["spread"] is None else f" ± {row['spread']:.2f}"
+        lines.append(
+            f"| {row['model']} | {row[which + '_top1']:.2f}{spread} | {row['scores']} | {row['epochs']:g} "
+            f"| {row['minutes']:g} | {row['images_per_second']:,} | {row['parameters']:,} "
+            f"| {row['multiply_adds'] / 1e6:,.1f} M |"
+        )
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,121 @@
+"""What the user sees while training: a bar in a terminal, plain lines elsewhere, and the same lines in the log."""
+
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn
+
+from smallvit.common.extras import need
+
+
+def duration(seconds: float) -> str:
+    """5 s, 1 min 30 s, 2 h 05 min."""
+    seconds = max(round(seconds), 0)
+    if seconds < 60:
+        return f"{seconds} s"
+    minutes, rest = divmod(seconds, 60)
+    return f"{minutes} min {rest:02} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02} min"
+
+
+class Reporter:
+    """Says lines, on the screen and in the run's log; a process that is not the first one is silent."""
+
+    def __init__(self, quiet: bool = False) -> None:
+        self.quiet = quiet
+        self.console = Console(quiet=quiet) if sys.stdout.isatty() else Console(width=200, quiet=quiet)
+        self.log: Path | None = None
+        self._early: list[str] = []
+
+    def open_log(self, path: Path) -> None:
+        if not self.quiet:
+            self.log = path
+            for line in self._early:
+                self._write(line)
+
+    def __call__(self, line: str) -> None:
+        self.console.print(line, markup=False, highlight=False, soft_wrap=True)
+        if self.log is None:
+            self._early.append(line)
+        else:
+            self._write(line)
+
+    def _write(self, line: str) -> None:
+        assert self.log is not None
+        with self.log.open("a") as file:
+            file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')}  {line}\n")
+
+
+class Bar:
+    """How far the whole run is: a bar in a terminal, else a line now and then, and one for each evaluation."""
+
+    EVERY = 30.0  # seconds between two lines where there is no bar
+
+    def __init__(self, say: Reporter, steps: int, epoch: float) -> None:
+        self._say, self._steps, self._epoch = say, steps, epoch
+        self._progress = Progress(
+            BarColumn(bar_width=24),
+            TextColumn("{task.percentage:3.0f} %  {task.description}"),
+            console=say.console,
+            transient=True,
+            disable=not say.console.is_terminal or say.quiet,
+        )
+        self._task = self._progress.add_task("", total=steps)
+        self._first: tuple[int, float] | None = None  # a step, and when it was done
+        self._told = time.monotonic()
+
+    def __enter__(self) -> "Bar":
+        self._progress.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._progress.stop()
+
+    def show(self, step: int, loss: float, batch_size: int) -> None:
+        now = time.monotonic()
+        self._first = self._first or (step, now)
+        text = f"epoch {step / self._epoch:.1f} of {self._steps / self._epoch:.1f}, loss {loss:.3f}"
+        if step > self._first[0]:
+            rate = (step - self._first[0]) / (now - self._first[1])
+            text += f", {rate * batch_size:,.0f} images/s, {duration((self._steps - step) / rate)} to go"
+        self._progress.update(self._task, completed=step, description=text)
+        if self._progress.disable and now - self._told > self.EVERY:
+            self._told = now
+            self._say(text)
+
+    def line(self, row: Mapping[str, Any]) -> None:
+        self._told = time.monotonic()
+        self._say(
+            f"epoch {row['epoch']:.1f} of {self._steps / self._epoch:.1f}: loss {row['train_loss']:.3f}, "
+            f"train {row['train_top1']:.1f} %, val {row['val_top1']:.2f} %, {row['images_per_second']:,.0f} images/s, "
+            f"{duration(60 * row['minutes'])} so far, {duration(self._left(row['step']))} to go"
+        )
+
+    def _left(self, step: int) -> float:
+        if self._first is None or step <= self._first[0]:
+            return 0.0
+        return (self._steps - step) * (time.monotonic() - self._first[1]) / (step - self._first[0])
+
+
+class Board:
+    """Event files for tensorboard, if asked for."""
+
+    def __init__(self, folder: Path, wanted: bool) -> None:
+        self._writer = None
+        if wanted:
+            self._writer = need("tensorboardX", "--tensorboard").SummaryWriter(str(folder / "tensorboard"))
+
+    def __enter__(self) -> "Board":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._writer is not None:
+            self._writer.close()
+
+    def add(self, row: Mapping[str, Any]) -> None:
+        if self._writer is not None:
+            for name, value in row.items():
+                self._writer.add_scalar(name, value, row["step"])

@@ -1,0 +1,106 @@
+"""A model, its data and a mesh, put together and compiled: what the loop calls."""
+
+import time
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh
+from jaxtyping import Float, PyTree, UInt8
+
+from smallvit.data import Dataset, Split, batch_indices
+from smallvit.layers import Classifier
+from smallvit.runs.prediction import make_predict
+from smallvit.runs.scores import Scores, score_split
+from smallvit.training.mesh import over_images, over_weights, replicated, spread
+from smallvit.training.optimiser import optimiser
+from smallvit.training.recipe import Recipe
+from smallvit.training.step import Metrics, State, make_init, make_step
+
+
+class Trainer:
+    def __init__(
+        self,
+        model: Classifier,
+        recipe: Recipe,
+        data: Dataset,
+        mesh: Mesh,
+        batch_size: int,
+        seed: int,
+        accumulate: int,
+        remat: bool,
+    ) -> None:
+        self.recipe, self.data, self.mesh, self.seed = recipe, data, mesh, seed
+        self.batch_size = batch_size
+        largest = max(len(data.val), len(data.test or ()))
+        self.eval_batch_size = mesh.size * -(-min(largest, 256) // mesh.size)
+        update = optimiser(recipe)
+        init = make_init(model, recipe, update, (*data.preprocess.size, data.preprocess.channels))
+        keys = jax.jit(lambda: tuple(jax.random.split(jax.random.key(seed))), out_shardings=replicated(mesh))
+        self._init_key, self._key = keys()
+        shapes = jax.eval_shape(init, self._init_key)
+        self._shardings = over_weights(mesh, shapes)
+        self.abstract_state: State = jax.tree.map(
+            lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
+            shapes,
+            self._shardings,
+        )
+        self.parameters = sum(leaf.size for leaf in jax.tree.leaves(shapes.params))
+
+        step = make_step(model, recipe, update, data.preprocess, _class_weights(recipe, data), accumulate, remat)
+        predict = make_predict(model, data.preprocess)
+        self._init: Any = jax.jit(init, out_shardings=self._shardings)
+        self._step: Any = jax.jit(step, donate_argnums=0, out_shardings=(self._shardings, replicated(mesh)))
+        self._predict: Any = jax.jit(
+            lambda state, images: predict(state.variables, images), out_shardings=replicated(mesh)
+        )
+        self._whole = jax.jit(lambda state: state.variables, out_shardings=replicated(mesh))
+
+    def compile(self) -> float:
+        """Compiles everything, and says how many seconds that took."""
+        begun = time.monotonic()
+        size, channels = self.data.preprocess.size, self.data.preprocess.channels
+
+        def batch(rows: int, *shape: int, dtype: Any) -> jax.ShapeDtypeStruct:
+            return jax.ShapeDtypeStruct((rows, *shape), dtype, sharding=over_images(self.mesh))
+
+        images = batch(self.batch_size, *size, channels, dtype=jnp.uint8)
+        labels = batch(self.batch_size, dtype=jnp.int32)
+        rate = jax.ShapeDtypeStruct((), jnp.float32)
+        self._init = self._init.lower(self._init_key).compile()
+        self._step = self._step.lower(self.abstract_state, images, labels, self._key, rate).compile()
+        images = batch(self.eval_batch_size, *size, channels, dtype=jnp.uint8)
+        self._predict = self._predict.lower(self.abstract_state, images).compile()
+        return time.monotonic() - begun
+
+    def init(self) -> State:
+        return self._init(self._init_key)
+
+    def step(self, state: State, step: int, rate: np.float32) -> tuple[State, Metrics]:
+        """Trains on the batch of this step, which depends on the seed and the step alone; `state` is used up."""
+        train = self.data.train
+        rows = batch_indices(self.seed, step, self.batch_size, len(train), self.recipe.repeats)
+        images = spread(self.mesh, self.batch_size, lambda part: train.images[rows[part]])
+        labels = spread(self.mesh, self.batch_size, lambda part: train.labels[rows[part]])
+        return self._step(state, images, labels, self._key, rate)
+
+    def evaluate(self, state: State, split: Split) -> Scores:
+        def predict(images: UInt8[np.ndarray, "b H W c"]) -> Float[np.ndarray, "b k"]:
+            return self._predict(state, spread(self.mesh, len(images), lambda part: images[part]))
+
+        return score_split(predict, split, self.eval_batch_size)
+
+    def variables(self, state: State) -> PyTree:
+        """On the host, whole, whatever the mesh."""
+        return jax.device_get(self._whole(state))
+
+    def finite(self, state: State) -> bool:
+        return all(bool(jnp.isfinite(leaf).all()) for leaf in jax.tree.leaves(state.params))
+
+
+def _class_weights(recipe: Recipe, data: Dataset) -> Float[jax.Array, "k"] | None:
+    if not recipe.balance:
+        return None
+    counts = np.bincount(data.train.labels, minlength=len(data.classes))
+    return jnp.asarray(len(data.train) / (len(data.classes) * counts), jnp.float32)

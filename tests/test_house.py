@@ -1,0 +1,46 @@
+"""The rooms of the house: which package may import which."""
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).parents[1] / "smallvit"
+BELOW = {"common": 0, "kernels": 1, "ops": 2, "layers": 3, "registry": 4, "models": 5, "data": 5, "augment": 5}
+BELOW |= {"count": 6, "convert": 6, "runs": 6, "plots": 7, "report": 7}
+BELOW |= dict.fromkeys(("training", "evaluation", "explanation", "exporting", "serving", "doctor"), 8) | {"cli": 9}
+# The end of a training run evaluates and explains what it trained; the server explains on request.
+SIBLINGS = {("training/finish.py", "evaluation"), ("training/finish.py", "explanation")}
+SIBLINGS |= {("serving/maps.py", "explanation")}
+
+
+def rooms(file: Path) -> Iterator[str]:
+    """What a file imports of ours, wherever in the file; the package itself stands above all."""
+    for node in ast.walk(ast.parse(file.read_text())):
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            names = [f"{node.module}.{alias.name}" for alias in node.names]
+        else:
+            continue
+        yield from (name.split(".")[1] for name in names if name.startswith("smallvit.") and "__" not in name)
+        yield from ("cli" for name in names if name == "smallvit")
+
+
+@pytest.mark.parametrize("file", sorted(PACKAGE.rglob("*.py")), ids=lambda file: str(file.relative_to(PACKAGE)))
+def test_imports_go_one_way(file: Path):
+    path = file.relative_to(PACKAGE)
+    room = path.parts[0].removesuffix(".py")
+    if room == "__init__":
+        return
+    wrong = {each for each in rooms(file) if each != room and BELOW[each] >= BELOW[room]}
+    assert wrong - {each for name, each in SIBLINGS if name == path.as_posix()} == set()
+
+
+@pytest.mark.parametrize("init", sorted(PACKAGE.rglob("__init__.py")), ids=lambda file: file.parent.name)
+def test_no_public_name_hides_a_module(init: Path):
+    inside = [*init.parent.glob("*.py"), *(path.parent for path in init.parent.glob("*/__init__.py"))]
+    nodes = [node for node in ast.parse(init.read_text()).body if isinstance(node, ast.ImportFrom)]
+    names = {alias.asname or alias.name for node in nodes for alias in node.names}
+    assert names & {path.stem for path in inside} == set()
