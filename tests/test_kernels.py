@@ -272,6 +272,71 @@ def test_unfold(images, sides, channels, size, stride, padding, dtype, seed):
         same(ours[1:], (gradient,), TOLERANCE[dtype])
 
 
+_sides = st.tuples(st.integers(1, 9), st.integers(1, 9))
+_sizes = st.tuples(st.integers(1, 4), st.integers(1, 4))
+_paddings = st.tuples(st.integers(0, 2), st.integers(0, 2))
+
+
+def convolved(x, kernel, stride, padding):
+    """XLA's own, in float32."""
+    x, kernel = x.astype(jnp.float32), kernel.astype(jnp.float32)
+    around, groups = [(side, side) for side in padding], x.shape[3] // kernel.shape[2]
+    axes = ("NHWC", "HWIO", "NHWC")
+    return jax.lax.conv_general_dilated(x, kernel, stride, around, dimension_numbers=axes, feature_group_count=groups)
+
+
+@needs_library
+@few
+@given(
+    st.integers(1, 3),
+    _sides,
+    st.integers(1, 40),
+    st.integers(1, 40),
+    _sizes,
+    st.sampled_from([(1, 1), (1, 1), (2, 2), (1, 3)]),
+    _paddings,
+    st.sampled_from(["float32", "bfloat16"]),
+    st.integers(0, 99),
+)
+def test_conv(images, sides, channels, features, size, stride, padding, dtype, seed):
+    padding = tuple(max(p, -(-(k - n) // 2)) for p, k, n in zip(padding, size, sides, strict=True))  # one window fits
+    x, kernel = draw(seed, (images, *sides, channels), (*size, channels, features), dtype=dtype)
+    assert kernels.convolves(x, kernel, stride, padding)
+    run = with_gradients(partial(kernels.conv, stride=stride, padding=padding))
+    theirs = with_gradients(partial(convolved, stride=stride, padding=padding))(x, kernel)
+    for name in SETS:
+        library.choose(name)
+        same(run(x, kernel), theirs, TOLERANCE[dtype])
+
+
+@needs_library
+@few
+@given(
+    st.integers(1, 3), _sides, st.integers(1, 40), _sizes, st.sampled_from(["float32", "bfloat16"]), st.integers(0, 99)
+)
+def test_depthwise(images, sides, channels, size, dtype, seed):
+    padding = tuple((k - 1) - (k - 1) // 2 for k in size)
+    (x,), (kernel,) = draw(seed, (images, *sides, channels), dtype=dtype), draw(seed + 1, (*size, 1, channels))
+    assert kernels.convolves_depthwise(x, kernel, (1, 1), padding)
+    run = with_gradients(partial(kernels.depthwise, stride=(1, 1), padding=padding))
+    theirs = with_gradients(partial(convolved, stride=(1, 1), padding=padding))(x, kernel)
+    for name in SETS:
+        library.choose(name)
+        same(run(x, kernel), theirs, TOLERANCE[dtype])
+
+
+@needs_library
+def test_which_convolutions_the_kernels_take():
+    x, kernel = jnp.zeros((1, 4, 4, 2)), jnp.zeros((3, 3, 2, 5))
+    assert kernels.convolves(x, kernel, (1, 1), (0, 0))
+    assert not kernels.convolves(x, jnp.zeros((3, 3, 1, 4)), (1, 1), (1, 1))  # two groups
+    assert not kernels.convolves(x, jnp.zeros((5, 5, 2, 4)), (1, 1), (0, 0))  # larger than the grid
+    assert not kernels.convolves_depthwise(x, jnp.zeros((3, 3, 1, 2)), (2, 2), (1, 1))  # its derivative is no other
+    assert not kernels.convolves_depthwise(x, jnp.zeros((3, 3, 1, 4)), (1, 1), (1, 1))  # two kernels a channel
+    with kernels.disabled():
+        assert not kernels.convolves(x, kernel, (1, 1), (1, 1))
+
+
 @needs_library
 def test_a_cpu_that_multiplies_bfloat16_has_xlas_product(monkeypatch):
     monkeypatch.setattr(linear, "has_bfloat16", lambda: True)

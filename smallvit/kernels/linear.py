@@ -35,7 +35,7 @@ def _product(x: Array, kernel: Array, bias: Array | None, *, turned: bool = Fals
 
 
 def turned_product(x: Float[Array, "n k"], kernel: Float[Array, "d k"]) -> Float[Array, "n d"]:
-    """x @ kernel.T, not to be differentiated."""
+    """X @ kernel.T, not to be differentiated."""
     return _product(x, kernel, None, turned=True)
 
 
