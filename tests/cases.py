@@ -167,6 +167,24 @@ CASES = {
             **dict(lg_dim=12, lg_patch_size=6, lg_enc_depth=1, lg_enc_heads=3, lg_enc_mlp_dim=16),
         },
     ),
+    "hybrid_vit": Case(
+        smallvit.HybridViT,
+        dict(
+            **dict(image_size=16, widths=(4, 8), conv_depth=(0, 1), strides=(1, 2, 2)),
+            **dict(dim=16, depth=2, heads=2, mlp_dim=24, dropout=0.2, drop_path=0.3),
+        ),
+    ),
+    # Rectangles, a stride above 2, a side that no stride divides.
+    "hybrid_vit_wide": Case(
+        smallvit.HybridViT,
+        dict(
+            **dict(image_size=(9, 22), widths=(4,), conv_depth=1, strides=((1, 3), 2)),
+            **dict(dim=16, depth=1, heads=1, mlp_dim=24, dropout=0.3),
+        ),
+        (9, 22),
+        1,
+        both=False,
+    ),
     # In the last block only the class token's query counts, and it takes no convolution.
     "cvt": Case(smallvit.CvT, {**_CVT, **_DROP}, idle="block_2_0/attention/q_conv/"),
     "cvt_mean": Case(
@@ -186,6 +204,40 @@ CASES = {
 }
 
 COUNTS = {
+    # Convolutions and their norms, tokens, positions, blocks (norms, attention, MLP), the last norm, the head.
+    "hybrid_vit_tiny": 27 * 32
+    + 64
+    + 288 * 64
+    + 128
+    + 2 * (576 * 64 + 128)
+    + 576 * 128
+    + 256
+    + 64 * 128
+    + 2 * (4 * 128 + 4 * 128 * 128 + 128 + 2 * 128 * 256 + 256 + 128)
+    + 256
+    + 129_000,
+    "hybrid_vit_small": 27 * 32
+    + 64
+    + 288 * 64
+    + 128
+    + 4 * (576 * 64 + 128)
+    + 576 * 128
+    + 256
+    + 64 * 128
+    + 2 * (4 * 128 + 4 * 128 * 128 + 128 + 2 * 128 * 256 + 256 + 128)
+    + 256
+    + 129_000,
+    "hybrid_vit_base": 27 * 64
+    + 128
+    + 576 * 128
+    + 256
+    + 4 * (1152 * 128 + 256)
+    + 1152 * 192
+    + 384
+    + 64 * 192
+    + 3 * (4 * 192 + 4 * 192 * 192 + 192 + 2 * 192 * 384 + 384 + 192)
+    + 384
+    + 193_000,
     # Added up by hand from the authors' layers, with their head of two; their README says 32.4 million.
     "scalable_vit_small": 32_000_472,
     # Added up by hand from the authors' layers, which they give as 27.8 and 30.7 million.

@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 TINY = ["--model", "sl_vit_tiny_data", "--fields", "dim=16", "depth=1", "heads=2", "mlp_dim=16", "drop_path=0.1"]
-QUICK = [*TINY, "--epochs", "6", "--batch-size", "16", "--learning-rate", "0.01", "--ema", "0.9"]
+QUICK = [*TINY, "--epochs", "6", "--batch-size", "16", "--learning-rate", "0.01", "--ema", "0.1"]
 
 
 def command(*args: object) -> list[str]:

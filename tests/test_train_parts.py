@@ -1,7 +1,6 @@
 """The parts of training, each by itself: configuration, rates, weight decay, the step, the mesh, files."""
 
 import json
-import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,14 +12,16 @@ import pytest
 from smallvit import create_model
 from smallvit.augment import Augment
 from smallvit.common.files import read_json, write_bytes
+from smallvit.common.paths import by_path
 from smallvit.data import Preprocess
 from smallvit.runs.folder import create_run, locked, open_run
 from smallvit.runs.prediction import make_predict
 from smallvit.runs.saved import Spec, from_pretrained, save_model
 from smallvit.training import RECIPES, MachineOptions, Recipe, RecipeOptions, RunOptions, TrainConfig
 from smallvit.training.mesh import make_mesh
-from smallvit.training.optimiser import kernels, learning_rates, optimiser
-from smallvit.training.step import make_init, make_step
+from smallvit.training.optimiser import kernels, optimiser
+from smallvit.training.plan import MOMENTS, Plan, choose_augmentation, choose_model, rate_at
+from smallvit.training.step import Pace, make_init, make_step
 
 
 @pytest.fixture(autouse=True)
@@ -34,22 +35,79 @@ PREPROCESS = Preprocess((8, 8), 3, "crop", (0.5, 0.4, 0.3), (0.2, 0.2, 0.2))
 PLAIN = Recipe(learning_rate=1e-2, weight_decay=0.0, batch_size=8)
 
 
-def test_rates_grow_linearly_then_fall_as_a_cosine():
-    rates = learning_rates(Recipe(learning_rate=1.0, weight_decay=0.0, warmup=0.1, floor=0.0), 100)
-    assert rates.shape == (100,)
-    np.testing.assert_allclose(rates[:11], np.arange(11) / 10, atol=1e-6)
-    np.testing.assert_allclose(rates[55], 0.5 * (1 + math.cos(math.pi * 45 / 90)), atol=1e-6)
-    assert rates[-1] < 0.001
+def plan(steps: int, **fields: object) -> Plan:
+    return Plan(
+        **{**dict(batch_size=8, epoch=10.0, evaluations=5.0, seconds=None, data="", decisions=((0, steps),)), **fields}
+    )
+
+
+def test_rates_grow_linearly_then_fall():
+    recipe = Recipe(learning_rate=1.0, weight_decay=0.0, warmup=0.1)
+    np.testing.assert_allclose(
+        [rate_at(recipe, p) for p in (0.0, 0.05, 0.1, 0.55, 1.0)], [0, 0.5, 1, 0.5, 0], atol=1e-9
+    )
+    linear = replace(recipe, schedule="linear")
+    np.testing.assert_allclose([rate_at(linear, p) for p in (0.05, 0.1, 0.325, 1.0)], [0.5, 1, 0.75, 0], atol=1e-9)
+    assert rate_at(replace(recipe, floor=0.1), 1.0) == pytest.approx(0.1)
 
 
 def test_a_constant_rate():
-    assert set(learning_rates(RECIPES["keras"], 7)) == {np.float32(1e-3)}
+    assert {rate_at(RECIPES["keras"], p) for p in (0.0, 0.3, 1.0)} == {1.0}
+
+
+def test_weight_decay_of_a_whole_run_does_not_depend_on_its_length():
+    recipe = Recipe(learning_rate=1e-3, weight_decay=0.8, decay="run", schedule="linear")
+    for steps in (10, 1000):
+        assert sum(plan(steps).pace(recipe, step).decay for step in range(steps)) == pytest.approx(0.8, rel=0.02)
+    adamw = replace(recipe, decay="rate")
+    assert plan(10).pace(adamw, 5).decay == pytest.approx(0.8 * 1e-3 * plan(10).pace(adamw, 5).rate)
+
+
+def test_the_horizon_of_the_average_follows_the_length_of_the_run():
+    recipe = Recipe(learning_rate=1e-3, weight_decay=0.0, ema=0.05)
+    assert plan(1000).pace(recipe, 0).ema == pytest.approx(1 - 1 / 50)
+    assert plan(10).pace(recipe, 0).ema == 0
+
+
+def test_a_decision_changes_the_pace_and_nothing_before_it():
+    first = plan(100, seconds=60.0)
+    later = first.decided(50, 25)
+    assert (later.steps, later.progress(50), later.progress(75)) == (75, 0.5, 1.0)
+    assert [later.progress(step) for step in range(51)] == [first.progress(step) for step in range(51)]
+    assert later.progress(51) == pytest.approx(0.52)
+    again = later.decided(60, 30)
+    assert (again.steps, again.progress(90)) == (90, pytest.approx(1.0))
+    assert again.progress(60) == pytest.approx(0.7)
+    assert Plan.from_json(json.loads(json.dumps(again.to_json()))) == again
+
+
+def test_a_run_with_a_time_limit_decides_at_few_moments():
+    timed = plan(1000, seconds=60.0)
+    moments = [step for step in range(1, 1001) if timed.decides(step)]
+    assert moments == [round(1000 * moment) for moment in MOMENTS]
+    assert not any(plan(1000).decides(step) for step in range(1, 1001))
+    assert not timed.decided(100, 900).decides(100)  # it is decided: a resumed run follows
+
+
+def test_evaluations_are_spread_evenly_and_the_last_step_is_one():
+    assert [step for step in range(1, 51) if plan(50).evaluates(step)] == [10, 20, 30, 40, 50]
+    assert [step for step in range(1, 8) if plan(7, evaluations=2.5).evaluates(step)] == [3, 6, 7]
+
+
+def test_more_epochs_lead_to_a_larger_model_and_more_augmentation():
+    assert choose_model({"hybrid_vit_tiny": 3.0, "hybrid_vit_small": 2.0, "hybrid_vit_base": 1.0}) == "hybrid_vit_tiny"
+    assert (
+        choose_model({"hybrid_vit_tiny": 900.0, "hybrid_vit_small": 700.0, "hybrid_vit_base": 300.0})
+        == "hybrid_vit_base"
+    )
+    assert choose_augmentation(3.0) == {}
+    assert {"cutmix", "policy"} <= choose_augmentation(1000.0).keys()
 
 
 def test_the_papers_recipe():
     paper = RECIPES["paper"]
-    rates = learning_rates(paper, 117_100)
-    np.testing.assert_allclose([rates[0], rates[11_710], rates[-1]], [1e-6, 3e-3, 1e-6], rtol=1e-3)
+    rates = [paper.learning_rate * rate_at(paper, progress) for progress in (0.0, 0.1, 1.0)]
+    np.testing.assert_allclose(rates, [1e-6, 3e-3, 1e-6], rtol=1e-3)
     assert (paper.passes, paper.epochs, paper.batch_size, paper.weight_decay) == (3, 100, 128, 0.05)
     assert paper.augment == Augment(
         True, 4, policy="cifar10", erasing=0.25, mixup=0.25, cutmix=0.25, label_smoothing=0.1
@@ -59,12 +117,33 @@ def test_the_papers_recipe():
 def test_only_kernels_decay_unless_all_do():
     params = {"dense": {"kernel": jnp.ones((2, 2)), "bias": jnp.ones(2)}, "positions": {"grid": jnp.ones((2, 2))}}
     assert kernels(params) == {"dense": {"kernel": True, "bias": False}, "positions": {"grid": False}}
-    still = jax.tree.map(jnp.zeros_like, params)
     for decay_all in (False, True):
-        update = optimiser(Recipe(learning_rate=1.0, weight_decay=0.5, decay_all=decay_all))
-        updates, _ = update.update(still, update.init(params), params)
-        np.testing.assert_allclose(updates["dense"]["kernel"], -0.5)
-        np.testing.assert_allclose(updates["positions"]["grid"], -0.5 if decay_all else 0)
+        small = Small(Recipe(learning_rate=1.0, weight_decay=0.5, decay_all=decay_all))
+        state, _, _ = small.run(1, rate=0.0, decay=0.5)
+        before = by_path(small.state.params)
+        for path, leaf in by_path(state.params).items():
+            factor = 0.5 if decay_all or path.endswith("/kernel") else 1.0
+            np.testing.assert_allclose(leaf, factor * before[path], atol=1e-6, err_msg=path)
+
+
+def test_muon_trains_the_hidden_matrices_and_adam_the_rest():
+    shapes = {
+        "head": {"kernel": (32, 20), "bias": (20,)},
+        "block": {"kernel": (32, 64)},
+        "conv": {"kernel": (3, 3, 16, 32)},
+        "few": {"kernel": (3, 3, 1, 16)},
+        "norm": {"scale": (32,)},
+    }
+    draw = np.random.default_rng(0).normal
+    params = jax.tree.map(lambda shape: jnp.asarray(draw(size=shape)), shapes, is_leaf=lambda x: isinstance(x, tuple))
+    update = optimiser(Recipe(learning_rate=1e-3, weight_decay=0.0, optimiser="muon", matrix_rate=0.1))
+    updates, _ = update.update(params, update.init(params), params)
+    for name in ("block", "conv"):  # orthogonal: all singular values are about the same
+        matrix = np.asarray(updates[name]["kernel"]).reshape(-1, params[name]["kernel"].shape[-1])
+        values = np.linalg.svd(matrix, compute_uv=False) / (0.1 * max(1, matrix.shape[1] / matrix.shape[0]) ** 0.5)
+        assert 0.6 < values.min() < values.max() < 1.3
+    for path, leaf in by_path({name: updates[name] for name in ("head", "few", "norm")}).items():
+        np.testing.assert_allclose(np.abs(leaf), 1e-3, rtol=1e-3, err_msg=path)  # Adam's first step
 
 
 class Small:
@@ -82,10 +161,10 @@ class Small:
         self.labels = (np.arange(8) % 3).astype(np.int32)
         self.images = (draw.integers(0, 80, (8, 8, 8, 3)) + 80 * self.labels[:, None, None, None]).astype(np.uint8)
 
-    def run(self, steps: int, rate: float = 1e-2):
-        state, losses = self.state, []
+    def run(self, steps: int, rate: float = 1.0, decay: float = 0.0, ema: float = 0.9):
+        state, losses, pace = self.state, [], Pace(np.float32(rate), np.float32(decay), np.float32(ema))
         for _ in range(steps):
-            state, metrics = self.step(state, self.images, self.labels, jax.random.key(1), np.float32(rate))
+            state, metrics = self.step(state, self.images, self.labels, jax.random.key(1), pace)
             losses.append(float(metrics.loss))
         return state, losses, metrics
 
@@ -96,17 +175,17 @@ def test_it_learns_and_the_average_follows():
     assert losses[-1] < 0.1
     assert int(metrics.correct) == 8
     assert int(state.step) == 30
-    young, old = (float(jnp.abs(x["head"]["kernel"]).mean()) for x in (state.average, state.params))
+    young, old = (float(jnp.abs(x["head"]["kernel"]).mean()) for x in (state.average["params"], state.params))
     assert young != old
     assert abs(young - old) < 0.3 * old
 
 
 def test_the_average_starts_quickly():
     small = Small(replace(PLAIN, ema=0.999))
-    state, _, _ = small.run(1)
+    state, _, _ = small.run(1, ema=0.999)
     # decay 1/10 at the first step
     expected = 0.1 * small.state.params["head"]["bias"] + 0.9 * state.params["head"]["bias"]
-    np.testing.assert_allclose(state.average["head"]["bias"], expected, rtol=1e-5)
+    np.testing.assert_allclose(state.average["params"]["head"]["bias"], expected, rtol=1e-5)
 
 
 def test_a_batch_in_parts_is_the_same_batch():

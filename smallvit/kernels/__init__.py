@@ -4,7 +4,7 @@ A caller asks first, then calls: `if attends(q, k, v, bias, allowed): return att
 """
 
 from smallvit.kernels.attention import attend, attend_packed, attends, attends_packed
-from smallvit.kernels.conv import conv, convolves, convolves_depthwise, depthwise
+from smallvit.kernels.convolutions import conv, convolves, convolves_depthwise, depthwise
 from smallvit.kernels.grid import unfold, unfolds
 from smallvit.kernels.library import VARIABLE, Status, disabled, status, usable
 from smallvit.kernels.linear import FEWEST, dense, multiplies

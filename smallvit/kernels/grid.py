@@ -28,10 +28,14 @@ class Geometry(NamedTuple):
 
     def back(self, result: tuple[int, ...]) -> "Geometry | None":
         """What the derivative of a convolution reads of `result`: a convolution again, if the stride is 1."""
-        padding = tuple(size - 1 - padding for size, padding in zip(self.size, self.padding, strict=True))
-        if self.stride != (1, 1) or min(padding) < 0:
+        above, before = self.size[0] - 1 - self.padding[0], self.size[1] - 1 - self.padding[1]
+        if self.stride != (1, 1) or min(above, before) < 0:
             return None
-        return Geometry(result, self.size, (1, 1), padding)
+        return Geometry(result, self.size, (1, 1), (above, before))
+
+    @classmethod
+    def of(cls, x: Array, kernel: Array, stride: Pair, padding: Pair) -> "Geometry":
+        return cls(x.shape, (kernel.shape[0], kernel.shape[1]), stride, padding)
 
     def attributes(self) -> dict[str, np.ndarray]:
         return {name: np.asarray(getattr(self, name), np.int64) for name in ("size", "stride", "padding")}

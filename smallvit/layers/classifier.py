@@ -26,7 +26,8 @@ class Classifier(nn.Module, kw_only=True):
         self.head = self.make_head() if self.num_classes else None
 
     def make_head(self) -> nn.Module:
-        return Dense(self.num_classes, dtype=self.dtype)
+        # Small at first: all classes are about as likely.
+        return Dense(self.num_classes, dtype=self.dtype, kernel_init=nn.initializers.normal(0.02))
 
     def __call__(self, image: Images, *, train: bool = False) -> Float[Array, "b k"]:
         x = self.pooled(self.read(image, train=train), train=train)

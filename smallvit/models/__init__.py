@@ -5,6 +5,7 @@ from smallvit.models.crossformer import CrossFormer
 from smallvit.models.crossvit import CrossViT
 from smallvit.models.cvt import CvT
 from smallvit.models.deepvit import DeepViT
+from smallvit.models.hybrid_vit import HybridViT
 from smallvit.models.keras_vit import KerasViT
 from smallvit.models.levit import LeViT
 from smallvit.models.nest import NesT
@@ -26,6 +27,7 @@ __all__ = [
     "CrossViT",
     "CvT",
     "DeepViT",
+    "HybridViT",
     "KerasViT",
     "LeViT",
     "NesT",

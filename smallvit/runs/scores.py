@@ -26,6 +26,18 @@ class Scores:
     confusion: Int[np.ndarray, "k k"]  # rows are the truth, columns the prediction
     probabilities: Float[np.ndarray, "n k"]
 
+    @property
+    def error(self) -> float:
+        """The standard error of top1, in percent: how far chance moves it on so few images."""
+        share = (self.confusion.trace() + 1) / (self.confusion.sum() + 2)  # never 0 or 1
+        return 100 * float(np.sqrt(share * (1 - share) / self.confusion.sum()))
+
+    @property
+    def mean_recall(self) -> float:
+        """In percent, over the classes that have images."""
+        images = self.confusion.sum(axis=1)
+        return 100 * float((np.diagonal(self.confusion)[images > 0] / images[images > 0]).mean())
+
 
 def score_split(predict: Callable[[np.ndarray], np.ndarray], split: Split, batch_size: int) -> Scores:
     """Scores what `predict` makes of every image of a split."""

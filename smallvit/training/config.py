@@ -31,15 +31,15 @@ class RecipeOptions:
     batch_size: Int = None
     """Images of a step."""
     learning_rate: Float = None
-    """At its highest."""
+    """Peak learning rate."""
     weight_decay: Float = None
-    """Of AdamW."""
+    """Weight decay: with `default` over the whole run, else per step as in AdamW."""
     warmup: Float = None
     """Share of the steps in which the learning rate grows."""
     clip: Float = None
     """Largest norm of the gradient."""
     ema: Float = None
-    """Decay of the average of the weights; 0 switches it off."""
+    """Horizon of the average of the weights, as a share of all steps; 0 switches it off."""
     repeats: Int = None
     """How often an image stands in a batch, each time augmented anew."""
     balance: Switch = None
@@ -106,12 +106,12 @@ class RunOptions:
 class TrainConfig:
     data: Data = None
     """A folder of class folders, an .npz file, or a known set; by default the embedded Fashion-MNIST subset."""
-    model: str = "sl_vit_tiny_data"
-    """A name from `smallvit models`; sl_ in front of any switches SPT and LSA on."""
+    model: Text = None
+    """A name from `smallvit models`, sl_ in front for SPT and LSA; by default what suits the data and the time."""
     fields: Fields = ()
     """Further fields of the model, as in dim=96 spt=false."""
     recipe: Literal["default", "paper", "keras"] = "default"
-    """How to train."""
+    """How to train; `default` adds augmentation by the number of epochs that fit."""
     minutes: Float = None
     """Time for the whole run; by default 5, or the recipe's epochs."""
     epochs: Float = None

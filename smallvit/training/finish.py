@@ -29,13 +29,14 @@ def finish(
     config: TrainConfig,
     data: Dataset,
     rows: list[dict[str, Any]],
+    kept: int,
     parameters: int,
     clock: Callable[[], float],
     say: Reporter,
 ) -> dict[str, Any]:
-    """Scores the model that was best in validation on the test images, once; result.json comes last."""
+    """Scores the kept model, that of row `kept`, on the test images, once; result.json comes last."""
     saved = from_pretrained(folder)
-    best = max(rows, key=lambda row: (row["val_top1"], -row["val_loss"], row["step"]))
+    best = rows[kept]
     split = data.test or data.val
     which, part = ("test", "test") if data.test else ("validation", "val")
     evaluation = evaluate_images(saved, HeldOut(data.name, part, split, data.notes))
@@ -52,7 +53,7 @@ def finish(
         "val_loss": best["val_loss"],
         "minutes": round(clock() / 60, 3),
         "epochs": last["epoch"],
-        "best_epoch": best["epoch"],
+        "kept_epoch": best["epoch"],
         "steps": last["step"],
         "images_per_second": last["images_per_second"],
         "parameters": parameters,

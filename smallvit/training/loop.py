@@ -3,7 +3,6 @@
 import json
 import math
 import signal
-import statistics
 import threading
 import time
 from collections.abc import Iterator
@@ -13,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import numpy as np
 
 from smallvit.common.env import keep_compiled
 from smallvit.common.files import read_json, write_json
+from smallvit.count import multiply_adds
 from smallvit.data import Dataset, load_data
 from smallvit.runs.folder import (
     CACHE,
@@ -37,31 +36,26 @@ from smallvit.training.cluster import agree, join, meet
 from smallvit.training.config import DEFAULT_MINUTES, TrainConfig
 from smallvit.training.finish import finish
 from smallvit.training.mesh import make_mesh
-from smallvit.training.optimiser import learning_rates
+from smallvit.training.plan import (
+    EVALUATING,
+    EVALUATIONS,
+    MODELS,
+    Plan,
+    choose_augmentation,
+    choose_model,
+    products_per_second,
+)
 from smallvit.training.progress import Bar, Board, Reporter, duration
-from smallvit.training.step import Metrics, State
+from smallvit.training.recipe import RECIPES
+from smallvit.training.step import STILL, Metrics, Pace, State
 from smallvit.training.trainer import Trainer
 
-EVALUATIONS = 100  # at most, however many epochs there are
 ENDING = 12.0  # seconds that the pictures and the report take
+USED = 0.55  # of what a matrix product reaches, the share that a training step does
 
 
 class Stopped(Exception):
     """The run ends early, and can go on: its last good state is kept."""
-
-
-@dataclass(frozen=True)
-class Plan:
-    """What is fixed when a run begins, and stays so wherever it goes on."""
-
-    steps: int
-    batch_size: int
-    epoch: float  # steps of one
-    interval: float  # steps from one evaluation to the next
-    data: str  # digest of the training images
-
-    def evaluates(self, step: int) -> bool:
-        return step == self.steps or int(step / self.interval) > int((step - 1) / self.interval)
 
 
 @dataclass
@@ -72,7 +66,8 @@ class History:
     seconds: float = 0.0  # since the run began, without the time from a stop until it goes on
     training: float = 0.0  # seconds of these in which it trained
     rows: list[dict[str, Any]] = field(default_factory=list)  # of metrics.csv
-    best: tuple[float, float] | None = None  # accuracy, and loss with a minus, in validation
+    best: float | None = None  # in validation: accuracy, or mean recall where classes are balanced
+    kept: int = 0  # the row whose weights are the model
     loss: float = 0.0  # sums over the steps since the last evaluation
     correct: int = 0
     steps: int = 0
@@ -100,9 +95,15 @@ def train(config: TrainConfig | None = None) -> dict[str, Any]:
     )
     for line in data.notes:
         say(line)
-    spec = Spec(config.model, len(data.classes), data.preprocess.size, config.model_fields)
+    if folder is None:
+        config, reason = _choose(config, data)
+        if reason:
+            say(reason)
+    spec = Spec(config.model or "", len(data.classes), data.preprocess.size, config.model_fields)
     trainer = _trainer(config, data, spec, say)
     say(f"compiled in {duration(trainer.compile())}")
+    plan = _stored_plan(folder, trainer) if folder is not None else None
+    plan = plan or _plan(config, trainer, started)
     if folder is None:  # only now: a user's mistake leaves no folder behind
         default = f"{data.name}-{config.model}"
         folder = Path(agree(lambda: str(create_run(config.run.runs, config.run.name, default, config.to_json()))))
@@ -110,8 +111,8 @@ def train(config: TrainConfig | None = None) -> dict[str, Any]:
     with locked(folder) if jax.process_index() == 0 else nullcontext():
         say.open_log(folder / LOG)
         say(f"run folder {folder}")
-        plan = _plan(config, trainer, folder, started)
-        say(f"{plan.steps:,} steps, which are {plan.steps / plan.epoch:.1f} epochs")
+        _store_plan(folder, plan)
+        say(f"{plan.steps:,} steps, which are {plan.epochs:.1f} epochs")
         checkpoints = Checkpoints(folder / CHECKPOINTS)
         found = checkpoints.restore(trainer.abstract_state, say)
         if found is None:
@@ -124,7 +125,7 @@ def train(config: TrainConfig | None = None) -> dict[str, Any]:
             training.run(state, history, stopping)
         result: dict[str, Any] = {"folder": str(folder)}
         if jax.process_index() == 0:
-            result |= finish(folder, config, data, history.rows, trainer.parameters, training.clock, say)
+            result |= finish(folder, config, data, history.rows, history.kept, trainer.parameters, training.clock, say)
         meet("finished")
         return result
 
@@ -139,6 +140,7 @@ class Training:
     checkpoints: Checkpoints
     say: Reporter
     started: float
+    evaluating: float = 0.0  # seconds that the last evaluation took
 
     def clock(self) -> float:
         """Seconds that this run has taken so far."""
@@ -146,44 +148,59 @@ class Training:
 
     def run(self, state: State, history: History, stopping: threading.Event, until: int | None = None) -> None:
         """The loop, up to the end or `until` a step. A step is waited for only when the next one is on its way."""
-        rates = learning_rates(self.trainer.recipe, self.plan.steps)
         alone = jax.process_count() == 1  # processes that train together save together, at evaluations
         before: Metrics | None = None
-        saved = begun = time.monotonic()
+        step, saved, begun = history.step, time.monotonic(), time.monotonic()
+        since = (step, self.clock())
         with (
-            Bar(self.say, self.plan.steps, self.plan.epoch) as bar,
+            Bar(self.say, self.plan) as bar,
             Board(self.folder, self.config.run.tensorboard) as board,
         ):
-            for step in range(history.step, until or self.plan.steps):
-                state, metrics = self.trainer.step(state, step, rates[step])
+            while step < (until or self.plan.steps):
+                pace = self.plan.pace(self.trainer.recipe, step)
+                state, metrics = self.trainer.step(state, step, pace)
                 if before is not None:
                     self._account(history, before)
                     bar.show(history.step, history.loss / history.steps, self.plan.batch_size)
-                before, done = metrics, step + 1
+                before, step = metrics, step + 1
 
-                evaluates = self.plan.evaluates(done)
+                evaluates = self.plan.evaluates(step)
                 stops = alone and stopping.is_set()
                 saves = (
                     stops
-                    or done == self.plan.steps
+                    or step == self.plan.steps
                     or (time.monotonic() - saved >= self.config.run.checkpoint_seconds if alone else evaluates)
                 )
-                if not (evaluates or saves):
+                if not (evaluates or saves or self.plan.decides(step)):
                     continue
                 self._account(history, before)
                 before = None
                 history.training += time.monotonic() - begun
                 with self._writing():
                     if evaluates:
-                        row = self._evaluate(state, history, float(rates[step]))
+                        row = self._evaluate(state, history, pace)
                         board.add(row)
                         bar.line(row)
+                    if self.plan.decides(step):
+                        since = self._decide(step, since)
+                        bar.plan = self.plan
                     if saves:
                         self._save(state, history)
                         saved = time.monotonic()
                 if stops:
-                    raise Stopped(f"stopped at step {done:,}: `smallvit train --resume {self.folder}` goes on")
+                    raise Stopped(f"stopped at step {step:,}: `smallvit train --resume {self.folder}` goes on")
                 begun = time.monotonic()
+
+    def _decide(self, step: int, since: tuple[int, float]) -> tuple[int, float]:
+        """Plans the remaining steps anew, from the time of those since the last decision with all that came between."""
+        assert self.plan.seconds is not None
+        now = self.clock()
+        per_step = (now - since[1]) / (step - since[0])
+        left = round((self.plan.seconds - now - _ending(self.trainer, self.evaluating)) / per_step)
+        # From the first process: the others may have measured something else.
+        self.plan = self.plan.decided(step, int(agree(lambda: str(left))))
+        _store_plan(self.folder, self.plan)
+        return step, now
 
     @contextmanager
     def _writing(self) -> Iterator[None]:
@@ -205,15 +222,20 @@ class Training:
         history.correct += int(metrics.correct)
         history.steps += 1
 
-    def _evaluate(self, state: State, history: History, rate: float) -> dict[str, Any]:
-        """Scores the validation images, adds a row to metrics.csv, and keeps the model if it is the best so far."""
-        data, plan = self.trainer.data, self.plan
+    def _evaluate(self, state: State, history: History, pace: Pace) -> dict[str, Any]:
+        """Scores the validation images, adds a row to metrics.csv, and keeps the weights if they are to be the model.
+
+        The last ones are, for they are an average at the end of the schedule; the best ones before only where the last
+        are worse by more than chance: the best of many validations of few images is mostly a lucky one.
+        """
+        data, plan, begun = self.trainer.data, self.plan, time.monotonic()
         scores = self.trainer.evaluate(state, data.val)
+        self.evaluating = time.monotonic() - begun
         row = {
             "epoch": round(history.step / plan.epoch, 3),
             "step": history.step,
             "minutes": round(self.clock() / 60, 3),
-            "learning_rate": rate,
+            "learning_rate": float(pace.rate) * self.trainer.recipe.learning_rate,
             "train_loss": round(history.loss / history.steps, 5),
             "train_top1": round(100 * history.correct / (history.steps * plan.batch_size), 3),
             "val_loss": round(scores.loss, 5),
@@ -222,8 +244,10 @@ class Training:
         }
         history.rows.append(row)
         history.loss, history.correct, history.steps = 0.0, 0, 0
-        if history.best is None or (scores.top1, -scores.loss) >= tuple(history.best):
-            history.best = (scores.top1, -scores.loss)
+        good = scores.mean_recall if self.trainer.recipe.balance else scores.top1
+        last = history.step == plan.steps
+        if history.best is None or good >= history.best or (last and history.best - good <= 2 * scores.error):
+            history.best, history.kept = max(good, history.best or 0.0), len(history.rows) - 1
             variables = self.trainer.variables(state)
             if jax.process_index() == 0:
                 save_model(self.folder / MODEL, self.spec, variables, data.classes, data.preprocess)
@@ -271,47 +295,100 @@ def _trainer(config: TrainConfig, data: Dataset, spec: Spec, say: Reporter) -> T
     return trainer
 
 
-def _plan(config: TrainConfig, trainer: Trainer, folder: Path, started: float) -> Plan:
-    """The stored plan of a run that goes on, or a new one, stored."""
-    data = trainer.data
-    digest = data_digest(data)
-    if (folder / PLAN).exists():
-        plan = Plan(**read_json(folder / PLAN))
-        if plan.data != digest:
-            raise ValueError(f"the data is not what {folder} was trained on: put it back, or begin a new run")
-        if plan.batch_size != trainer.batch_size:
-            raise ValueError(f"{folder} has batches of {plan.batch_size}, but here they are {trainer.batch_size}")
-        return plan
-    recipe = trainer.recipe
-    epoch = len(data.train) * recipe.passes * recipe.repeats / trainer.batch_size
-    epochs = config.epochs or (recipe.epochs if config.minutes is None else None)
-    if epochs is None:
-        left = 60 * (config.minutes or DEFAULT_MINUTES) - (time.monotonic() - started) - ENDING
-        per_step, per_evaluation = _measure(trainer)
-        epochs = max(left, 0) / (per_step * epoch + per_evaluation)
-        if epochs > EVALUATIONS:
-            epochs = (left - EVALUATIONS * per_evaluation) / (per_step * epoch)
-    steps = max(math.ceil(epochs * epoch), 1)
-    interval = epoch * max(1, math.ceil(epochs / EVALUATIONS))
-    plan = Plan(steps, trainer.batch_size, epoch, interval, digest)
-    plan = Plan(**json.loads(agree(lambda: json.dumps(asdict(plan)))))
-    if jax.process_index() == 0:
-        write_json(folder / PLAN, asdict(plan))
+def _choose(config: TrainConfig, data: Dataset) -> tuple[TrainConfig, str]:
+    """The configuration with model and augmentation chosen where they are left open, and the reason, in a line."""
+    recipe = RECIPES[config.recipe]
+    seconds = 60 * (config.minutes or DEFAULT_MINUTES) if config.epochs is None else None
+    if recipe.epochs is not None and config.minutes is None:
+        seconds, epochs = None, config.epochs or recipe.epochs
+    else:
+        epochs = config.epochs
+    if config.model is not None and config.recipe != "default":
+        return config, ""
+
+    def fit(name: str, seconds: float | None = seconds) -> float:
+        """Epochs that this model has in the time, roughly."""
+        if seconds is None:
+            return epochs or 0.0
+        spec = Spec(name, len(data.classes), data.preprocess.size, config.model_fields)
+        cost = 3 * multiply_adds(spec.create(), data.preprocess.size, data.preprocess.channels)
+        speed = USED * products_per_second() / cost
+        return float(agree(lambda: repr(seconds * speed / len(data.train))))
+
+    chosen = {}
+    if config.model is None:
+        chosen["model"] = choose_model({name: fit(name) for name in MODELS})
+    fitting = fit(chosen.get("model", config.model or ""))
+    if config.recipe == "default":
+        given = {name for name, value in vars(config.in_recipe).items() if value is not None}
+        added = {name: value for name, value in choose_augmentation(fitting).items() if name not in given}
+        chosen["in_recipe"] = replace(config.in_recipe, **added)
+    config = replace(config, **chosen)
+    parts = ", ".join(f"{name} {value}" for name, value in choose_augmentation(fitting).items()) or "flips and crops"
+    of_time = f" in {seconds / 60:g} min" if seconds else ""
+    what = f"{config.model}, augmentation: {parts}" if config.recipe == "default" else str(config.model)
+    return config, f"about {fitting:.0f} epochs of {len(data.train):,} images{of_time}: {what}"
+
+
+def _stored_plan(folder: Path, trainer: Trainer) -> Plan | None:
+    """The plan of a run that goes on; None if it was stopped before there was one."""
+    if not (folder / PLAN).exists():
+        return None
+    plan = Plan.from_json(read_json(folder / PLAN))
+    if plan.data != data_digest(trainer.data):
+        raise ValueError(f"the data is not what {folder} was trained on: put it back, or begin a new run")
+    if plan.batch_size != trainer.batch_size:
+        raise ValueError(f"{folder} has batches of {plan.batch_size}, but here they are {trainer.batch_size}")
     return plan
 
 
-def _measure(trainer: Trainer, seconds: float = 4.0) -> tuple[float, float]:
+def _store_plan(folder: Path, plan: Plan) -> None:
+    if jax.process_index() == 0:
+        write_json(folder / PLAN, plan.to_json())
+
+
+def _plan(config: TrainConfig, trainer: Trainer, started: float) -> Plan:
+    data, recipe = trainer.data, trainer.recipe
+    epoch = len(data.train) * recipe.passes * recipe.repeats / trainer.batch_size
+    epochs = config.epochs or (recipe.epochs if config.minutes is None else None)
+    seconds, evaluations = None, float(EVALUATIONS)
+    if epochs is None:
+        seconds = 60 * (config.minutes or DEFAULT_MINUTES)
+        per_step, per_evaluation = _measure(trainer)
+        left = seconds - (time.monotonic() - started) - _ending(trainer, per_evaluation)
+        if left < per_step:
+            raise ValueError(
+                f"{seconds / 60:g} minutes leave no time to train: reading, compiling and the report take "
+                f"{duration(seconds - left)} here, give at least {math.ceil((seconds - left) / 60 + 0.5)} minutes"
+            )
+        evaluations = max(min(evaluations, EVALUATING * left / per_evaluation), 1.0)
+        epochs = (left - min(evaluations * per_evaluation, EVALUATING * left)) / (per_step * epoch)
+    steps = max(math.ceil(epochs * epoch), 1)
+    evaluations = min(epochs, evaluations)
+    plan = Plan(trainer.batch_size, epoch, max(evaluations, 1.0), seconds, data_digest(data), ((0, steps),))
+    return Plan.from_json(json.loads(agree(lambda: json.dumps(plan.to_json()))))
+
+
+def _ending(trainer: Trainer, per_evaluation: float) -> float:
+    """Seconds that follow the last step: scoring the test images, pictures, the report."""
+    data = trainer.data
+    return ENDING + per_evaluation * (1 + len(data.test or data.val) / len(data.val))
+
+
+def _measure(trainer: Trainer, seconds: float = 3.0) -> tuple[float, float]:
     """How long a step and an evaluation take, on a state that is thrown away; the slow first steps are left out."""
-    state, begun, times = trainer.init(), time.monotonic(), []
-    while len(times) < 6 or time.monotonic() - begun < seconds:
-        before = time.monotonic()
-        state, metrics = trainer.step(state, len(times), np.float32(0))
+    state, metrics = trainer.step(trainer.init(), 0, STILL)
+    metrics.loss.block_until_ready()
+    begun, steps = time.monotonic(), 0
+    while steps < 4 or time.monotonic() - begun < seconds:
+        state, metrics = trainer.step(state, steps, STILL)
         metrics.loss.block_until_ready()
-        times.append(time.monotonic() - before)
+        steps += 1
+    per_step = (time.monotonic() - begun) / steps
     trainer.evaluate(state, trainer.data.val)
     before = time.monotonic()
     trainer.evaluate(state, trainer.data.val)
-    return statistics.mean(times[len(times) // 2 :]), time.monotonic() - before
+    return per_step, time.monotonic() - before
 
 
 @contextmanager

@@ -1,34 +1,56 @@
-"""AdamW, and the learning rate: a warm-up and a cosine."""
+"""AdamW, or Muon for the hidden matrices and AdamW for the rest; both at the rate 1, which every step multiplies."""
 
 import jax
-import numpy as np
+import jax.numpy as jnp
 import optax
-from jaxtyping import Float, PyTree
+from jax.tree_util import KeyPath
+from jaxtyping import PyTree
+from optax.contrib import MuonDimensionNumbers, scale_by_muon
 
 from smallvit.training.recipe import Recipe
 
-
-def learning_rates(recipe: Recipe, steps: int) -> Float[np.ndarray, "steps"]:
-    """The rate of every step. It is handed to the step: the compiled program does not depend on how long a run is."""
-    if not recipe.schedule:
-        return np.full(steps, recipe.learning_rate, np.float32)
-    warmup = round(recipe.warmup * steps)
-    schedule = optax.warmup_cosine_decay_schedule(
-        init_value=recipe.floor,
-        peak_value=recipe.learning_rate,
-        warmup_steps=warmup,
-        decay_steps=max(steps, warmup + 1),
-        end_value=recipe.floor,
-    )
-    return np.asarray(jax.jit(schedule)(np.arange(steps)), np.float32)
+_FEWEST = 16  # inputs and outputs of a matrix that Muon trains: a smaller one has no spectrum to speak of
 
 
 def optimiser(recipe: Recipe) -> optax.GradientTransformation:
-    """AdamW at the rate 1: its updates are multiplied by the rate of the step."""
-    adamw = optax.adamw(1.0, weight_decay=recipe.weight_decay, mask=None if recipe.decay_all else kernels)
-    return optax.chain(optax.clip_by_global_norm(recipe.clip), adamw) if recipe.clip else adamw
+    """The update of each parameter at the peak of its learning rate; weight decay comes later, in the step."""
+    adam = optax.chain(optax.scale_by_adam(), optax.scale(-recipe.learning_rate))
+    if recipe.optimiser == "muon":
+        muon = optax.chain(
+            scale_by_muon(weight_dimension_numbers=_as_matrices), _by_shape(), optax.scale(-recipe.matrix_rate)
+        )
+        update = optax.partition({"muon": muon, "adam": adam}, _who_trains)
+    else:
+        update = adam
+    return optax.chain(optax.clip_by_global_norm(recipe.clip), update) if recipe.clip else update
 
 
 def kernels(params: PyTree) -> PyTree:
     """True for the weights of products, which decay; biases, norms, tokens, positions and temperatures do not."""
     return jax.tree_util.tree_map_with_path(lambda path, _: path[-1].key == "kernel", params)
+
+
+def _who_trains(params: PyTree) -> PyTree:
+    """Muon (https://kellerjordan.github.io/posts/muon) is for hidden matrices: not for the head, nor for few inputs."""
+
+    def label(path: KeyPath, leaf: jax.Array) -> str:
+        hidden = path[-1].key == "kernel" and path[0].key != "head" and leaf.ndim >= 2
+        inputs = leaf.size // leaf.shape[-1] if hidden else 0
+        return "muon" if min(inputs, leaf.shape[-1] if hidden else 0) >= _FEWEST else "adam"
+
+    return jax.tree_util.tree_map_with_path(label, params)
+
+
+def _as_matrices(params: PyTree) -> PyTree:
+    """A kernel is a matrix from all its inputs to its outputs, that of a convolution too."""
+    return jax.tree.map(lambda leaf: MuonDimensionNumbers(tuple(range(leaf.ndim - 1)), leaf.ndim - 1), params)
+
+
+def _by_shape() -> optax.GradientTransformation:
+    """A matrix with more outputs than inputs moves further, so that what it puts out changes as much."""
+
+    def scaled(update: jax.Array) -> jax.Array:
+        outputs = update.shape[-1]
+        return update * jnp.sqrt(max(1.0, outputs * outputs / update.size))
+
+    return optax.stateless(lambda updates, _: jax.tree.map(scaled, updates))

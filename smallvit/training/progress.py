@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
 from smallvit.common.extras import need
+from smallvit.training.plan import Plan
 
 
 def duration(seconds: float) -> str:
@@ -54,8 +55,8 @@ class Bar:
 
     EVERY = 30.0  # seconds between two lines where there is no bar
 
-    def __init__(self, say: Reporter, steps: int, epoch: float) -> None:
-        self._say, self._steps, self._epoch = say, steps, epoch
+    def __init__(self, say: Reporter, plan: Plan) -> None:
+        self._say, self.plan = say, plan  # the plan may change on the way
         self._progress = Progress(
             BarColumn(bar_width=24),
             TextColumn("{task.percentage:3.0f} %  {task.description}"),
@@ -63,7 +64,7 @@ class Bar:
             transient=True,
             disable=not say.console.is_terminal or say.quiet,
         )
-        self._task = self._progress.add_task("", total=steps)
+        self._task = self._progress.add_task("", total=1.0)
         self._first: tuple[int, float] | None = None  # a step, and when it was done
         self._told = time.monotonic()
 
@@ -77,11 +78,11 @@ class Bar:
     def show(self, step: int, loss: float, batch_size: int) -> None:
         now = time.monotonic()
         self._first = self._first or (step, now)
-        text = f"epoch {step / self._epoch:.1f} of {self._steps / self._epoch:.1f}, loss {loss:.3f}"
+        text = f"epoch {step / self.plan.epoch:.1f} of {self.plan.epochs:.1f}, loss {loss:.3f}"
         if step > self._first[0]:
             rate = (step - self._first[0]) / (now - self._first[1])
-            text += f", {rate * batch_size:,.0f} images/s, {duration((self._steps - step) / rate)} to go"
-        self._progress.update(self._task, completed=step, description=text)
+            text += f", {rate * batch_size:,.0f} images/s, {duration((self.plan.steps - step) / rate)} to go"
+        self._progress.update(self._task, completed=self.plan.progress(step), description=text)
         if self._progress.disable and now - self._told > self.EVERY:
             self._told = now
             self._say(text)
@@ -89,7 +90,7 @@ class Bar:
     def line(self, row: Mapping[str, Any]) -> None:
         self._told = time.monotonic()
         self._say(
-            f"epoch {row['epoch']:.1f} of {self._steps / self._epoch:.1f}: loss {row['train_loss']:.3f}, "
+            f"epoch {row['epoch']:.1f} of {self.plan.epochs:.1f}: loss {row['train_loss']:.3f}, "
             f"train {row['train_top1']:.1f} %, val {row['val_top1']:.2f} %, {row['images_per_second']:,.0f} images/s, "
             f"{duration(60 * row['minutes'])} so far, {duration(self._left(row['step']))} to go"
         )
@@ -97,7 +98,7 @@ class Bar:
     def _left(self, step: int) -> float:
         if self._first is None or step <= self._first[0]:
             return 0.0
-        return (self._steps - step) * (time.monotonic() - self._first[1]) / (step - self._first[0])
+        return (self.plan.steps - step) * (time.monotonic() - self._first[1]) / (step - self._first[0])
 
 
 class Board:

@@ -1,21 +1,31 @@
 """Recipes: how to train, each a value. Time, data and model are the user's choice."""
 
 from dataclasses import dataclass, field
+from typing import Literal
 
 from smallvit.augment import Augment
+
+Optimiser = Literal["adamw", "muon"]
+Schedule = Literal["linear", "cosine", "constant"]
+Decay = Literal["rate", "run"]
 
 
 @dataclass(frozen=True)
 class Recipe:
-    learning_rate: float
+    learning_rate: float  # peak, of AdamW
     weight_decay: float
     batch_size: int = 128
-    warmup: float = 0.1  # share of all steps in which the rate grows linearly, from `floor`
-    floor: float = 1e-6  # the rate that the cosine ends at
-    schedule: bool = True  # False: a constant rate
+    optimiser: Optimiser = "adamw"
+    matrix_rate: float = 0.05  # peak learning rate of the matrices that Muon trains; AdamW has the rest
+    schedule: Schedule = "cosine"  # what follows the warm-up
+    warmup: float = 0.1  # share of all steps in which the rate grows linearly
+    floor: float = 0.0  # the learning rate that a schedule begins and ends with
+    decay: Decay = (
+        "rate"  # a step shrinks weights by weight_decay x rate, as AdamW does; or weight_decay is a whole run's
+    )
     decay_all: bool = False  # weight decay on every parameter, not on the kernels alone
     clip: float = 0.0  # largest norm of the gradient; 0 leaves it as it is
-    ema: float = 0.0  # decay of the average of the weights, which is then what is evaluated and kept
+    ema: float = 0.0  # horizon of the average of the weights, as a share of all steps; the average is what is kept
     passes: int = 1  # how often an epoch goes through the data
     repeats: int = 1  # how often an image stands in a row in a batch, each time augmented anew
     balance: bool = False  # weigh the classes so that each counts the same
@@ -23,7 +33,7 @@ class Recipe:
     augment: Augment = field(default_factory=Augment)
 
     def __post_init__(self) -> None:
-        positive = ("learning_rate", "batch_size", "passes", "repeats")
+        positive = ("learning_rate", "matrix_rate", "batch_size", "passes", "repeats")
         for name in positive:
             if getattr(self, name) <= 0:
                 raise ValueError(f"{name}={getattr(self, name)} must be positive")
@@ -38,20 +48,25 @@ class Recipe:
 
 
 RECIPES: dict[str, Recipe] = {
-    # For the best accuracy in the minutes that a user has; docs/results.md has the comparison.
+    # For the best accuracy in the minutes that a user has; docs/results.md has the comparison. The plan of a run adds
+    # augmentation by the number of epochs that fit.
     "default": Recipe(
         learning_rate=2e-3,
-        weight_decay=0.05,
-        batch_size=64,
-        ema=0.99,
+        weight_decay=1.0,
+        decay="run",
+        optimiser="muon",
+        schedule="linear",
+        batch_size=32,
+        ema=0.03,
         clip=1.0,
-        augment=Augment(flip=True, crop_padding=2, label_smoothing=0.1),
+        augment=Augment(flip=True, crop_padding=4, label_smoothing=0.1),
     ),
     # Lee et al., https://arxiv.org/abs/2112.13492. The rate is their ViT's; their other models take 0.001. What their
     # code calls three repetitions are three shuffled passes an epoch.
     "paper": Recipe(
         learning_rate=3e-3,
         weight_decay=0.05,
+        floor=1e-6,
         decay_all=True,
         passes=3,
         epochs=100.0,
@@ -64,7 +79,7 @@ RECIPES: dict[str, Recipe] = {
         learning_rate=1e-3,
         weight_decay=1e-4,
         batch_size=256,
-        schedule=False,
+        schedule="constant",
         decay_all=True,
         epochs=50.0,
         augment=Augment(flip=True, rotation=0.02, zoom=0.2),

@@ -1,10 +1,11 @@
 """One step of training and one of evaluation: pure functions, jitted once."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from flax import struct
 from jaxtyping import Array, Float, Int, PRNGKeyArray, PyTree, UInt8
@@ -13,7 +14,11 @@ from smallvit.augment import augment_batch
 from smallvit.data import Preprocess
 from smallvit.layers import Classifier
 from smallvit.ops import recompute
+from smallvit.training.optimiser import kernels
 from smallvit.training.recipe import Recipe
+
+
+Scalar = np.float32 | Float[Array, ""]
 
 
 class State(struct.PyTreeNode):
@@ -21,12 +26,23 @@ class State(struct.PyTreeNode):
     params: PyTree
     others: dict[str, Any]  # what is not trained by gradients, such as the statistics of BatchNorm
     moments: PyTree  # of the optimiser
-    average: PyTree  # of the weights; empty if the recipe has none
+    average: dict[str, Any]  # of all variables, so that statistics fit the weights; empty if the recipe has none
 
     @property
     def variables(self) -> dict[str, Any]:
         """What is evaluated and kept."""
-        return {"params": self.average or self.params, **self.others}
+        return self.average or {"params": self.params, **self.others}
+
+
+class Pace(NamedTuple):
+    """What a step takes from the schedule: the compiled program does not depend on how long a run is."""
+
+    rate: Scalar  # share of the peak learning rate
+    decay: Scalar  # share of the weights that is taken away
+    ema: Scalar  # share of the average that stays
+
+
+STILL = Pace(np.float32(0), np.float32(0), np.float32(0))  # nothing is learned
 
 
 class Metrics(struct.PyTreeNode):
@@ -38,9 +54,9 @@ def make_init(
     model: Classifier, recipe: Recipe, optimiser: optax.GradientTransformation, shape: tuple[int, int, int]
 ) -> Callable[[PRNGKeyArray], State]:
     def init(key: PRNGKeyArray) -> State:
-        others = dict(model.init(key, jnp.zeros((1, *shape), jnp.float32)))
-        params = others.pop("params")
-        average = jax.tree.map(jnp.copy, params) if recipe.ema else {}
+        variables = dict(model.init(key, jnp.zeros((1, *shape), jnp.float32)))
+        average = jax.tree.map(jnp.copy, variables) if recipe.ema else {}
+        params, others = variables.pop("params"), variables
         return State(jnp.zeros((), jnp.int32), params, others, optimiser.init(params), average)
 
     return init
@@ -54,7 +70,7 @@ def make_step(
     class_weights: Float[Array, "k"] | None = None,
     accumulate: int = 1,
     remat: bool = False,
-) -> Callable[[State, UInt8[Array, "b H W c"], Int[Array, "b"], PRNGKeyArray, Float[Array, ""]], tuple[State, Metrics]]:
+) -> Callable[[State, UInt8[Array, "b H W c"], Int[Array, "b"], PRNGKeyArray, Pace], tuple[State, Metrics]]:
     def loss(params: PyTree, others: PyTree, images: Array, targets: Array, key: PRNGKeyArray) -> tuple[Array, Any]:
         with recompute(remat):
             logits, others = model.apply(
@@ -88,9 +104,7 @@ def make_step(
         grads = jax.tree.map(lambda x: x / accumulate, total)
         return values.mean(), logits.swapaxes(0, 1).reshape(targets.shape), others, grads
 
-    def step(
-        state: State, images: Array, labels: Array, key: PRNGKeyArray, rate: Float[Array, ""]
-    ) -> tuple[State, Metrics]:
+    def step(state: State, images: Array, labels: Array, key: PRNGKeyArray, pace: Pace) -> tuple[State, Metrics]:
         augment_key, dropout_key = jax.random.split(jax.random.fold_in(key, state.step))
         images, targets = augment_batch(
             augment_key,
@@ -102,13 +116,18 @@ def make_step(
         )
         value, logits, others, grads = gradient(state, images.astype(model.dtype), targets, dropout_key)
         updates, moments = optimiser.update(grads, state.moments, state.params)
-        params = jax.tree.map(lambda p, u: p + rate * u, state.params, updates)
-        if state.average:
+        decays = jax.tree.map(lambda _: True, state.params) if recipe.decay_all else kernels(state.params)
+        params = jax.tree.map(
+            lambda p, u, decays: (1 - pace.decay) * p + pace.rate * u if decays else p + pace.rate * u,
+            state.params,
+            updates,
+            decays,
+        )
+        average = state.average
+        if average:
             # A young average would else remember the first weights for long.
-            decay = jnp.minimum(recipe.ema, (1.0 + state.step) / (10.0 + state.step))
-            average = optax.incremental_update(params, state.average, 1 - decay)
-        else:
-            average = state.average
+            ema = jnp.minimum(pace.ema, (1.0 + state.step) / (10.0 + state.step))
+            average = jax.tree.map(lambda old, new: ema * old + (1 - ema) * new, average, {"params": params, **others})
         correct = (logits.argmax(-1) == targets.argmax(-1)).sum()
         return State(state.step + 1, params, others, moments, average), Metrics(value, correct)
 

@@ -16,7 +16,7 @@ from smallvit.runs.scores import Scores, score_split
 from smallvit.training.mesh import over_images, over_weights, replicated, spread
 from smallvit.training.optimiser import optimiser
 from smallvit.training.recipe import Recipe
-from smallvit.training.step import Metrics, State, make_init, make_step
+from smallvit.training.step import STILL, Metrics, Pace, State, make_init, make_step
 
 
 class Trainer:
@@ -67,9 +67,8 @@ class Trainer:
 
         images = batch(self.batch_size, *size, channels, dtype=jnp.uint8)
         labels = batch(self.batch_size, dtype=jnp.int32)
-        rate = jax.ShapeDtypeStruct((), jnp.float32)
         self._init = self._init.lower(self._init_key).compile()
-        self._step = self._step.lower(self.abstract_state, images, labels, self._key, rate).compile()
+        self._step = self._step.lower(self.abstract_state, images, labels, self._key, STILL).compile()
         images = batch(self.eval_batch_size, *size, channels, dtype=jnp.uint8)
         self._predict = self._predict.lower(self.abstract_state, images).compile()
         return time.monotonic() - begun
@@ -77,13 +76,13 @@ class Trainer:
     def init(self) -> State:
         return self._init(self._init_key)
 
-    def step(self, state: State, step: int, rate: np.float32) -> tuple[State, Metrics]:
+    def step(self, state: State, step: int, pace: Pace) -> tuple[State, Metrics]:
         """Trains on the batch of this step, which depends on the seed and the step alone; `state` is used up."""
         train = self.data.train
         rows = batch_indices(self.seed, step, self.batch_size, len(train), self.recipe.repeats)
         images = spread(self.mesh, self.batch_size, lambda part: train.images[rows[part]])
         labels = spread(self.mesh, self.batch_size, lambda part: train.labels[rows[part]])
-        return self._step(state, images, labels, self._key, rate)
+        return self._step(state, images, labels, self._key, pace)
 
     def evaluate(self, state: State, split: Split) -> Scores:
         def predict(images: UInt8[np.ndarray, "b H W c"]) -> Float[np.ndarray, "b k"]:

@@ -21,7 +21,7 @@ def convolves(x: Array, kernel: Array, stride: Pair, padding: Pair) -> bool:
         and (x.dtype == jnp.float32 or (x.dtype == jnp.bfloat16 and not has_bfloat16()))
         and x.shape[3] == kernel.shape[2]
         and some(*x.shape, *kernel.shape)
-        and some(*Geometry(x.shape, kernel.shape[:2], stride, padding).windows())
+        and some(*Geometry.of(x, kernel, stride, padding).windows())
     )
 
 
@@ -29,7 +29,7 @@ def conv(
     x: Float[Array, "b h w c"], kernel: Float[Array, "p q c k"], stride: Pair, padding: Pair
 ) -> Float[Array, "b i j k"]:
     """A convolution with zeros around x, added up in float32; the result has the type of x."""
-    return _conv(Geometry(x.shape, kernel.shape[:2], stride, padding), x, kernel)
+    return _conv(Geometry.of(x, kernel, stride, padding), x, kernel)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -44,7 +44,7 @@ def _conv_backward(geometry: Geometry, saved: tuple[Array, Array], dy: Array) ->
     dkernel = jax.ShapeDtypeStruct((p * q * channels, features), jnp.float32)
     (dkernel,) = call("conv_gradient", [dkernel], x, dy, **geometry.attributes())
     if (back := geometry.back(dy.shape)) is not None:
-        dx = _conv(back, dy, kernel[::-1, ::-1].swapaxes(2, 3))
+        dx = jnp.asarray(_conv(back, dy, kernel[::-1, ::-1].swapaxes(2, 3)))
     else:
         windows = turned_product(dy.reshape(-1, features), kernel.reshape(-1, features))
         dx = fold(geometry, windows.reshape(geometry.windows()))
@@ -63,7 +63,7 @@ def convolves_depthwise(x: Array, kernel: Array, stride: Pair, padding: Pair) ->
         and kernel.shape[2:] == (1, x.shape[3])
         and prod(kernel.shape[:2]) <= 64
         and some(*x.shape, *kernel.shape)
-        and some(*(windows := Geometry(x.shape, kernel.shape[:2], stride, padding)).windows())
+        and some(*(windows := Geometry.of(x, kernel, stride, padding)).windows())
         and windows.back(windows.windows()) is not None
     )
 
@@ -72,7 +72,7 @@ def depthwise(
     x: Float[Array, "b h w c"], kernel: Float[Array, "p q 1 c"], stride: Pair, padding: Pair
 ) -> Float[Array, "b i j c"]:
     """Each channel with a kernel of its own and zeros around x; the result has the type of x."""
-    return _depthwise(Geometry(x.shape, kernel.shape[:2], stride, padding), x, kernel[:, :, 0].astype(jnp.float32))
+    return _depthwise(Geometry.of(x, kernel, stride, padding), x, kernel[:, :, 0].astype(jnp.float32))
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))

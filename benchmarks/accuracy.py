@@ -1,0 +1,193 @@
+"""Accuracy at equal core-minutes: `smallvit train` next to small ConvNets and ViTs in torch, on folders of images.
+
+    make .venv-peers/installed
+    .venv-peers/bin/python -m benchmarks.accuracy speeds FOLDER ...           once, on a quiet machine
+    .venv-peers/bin/python -m benchmarks.accuracy run FOLDER ... --minutes 6 40 --seeds 3 [--core 1]
+    .venv-peers/bin/python -m benchmarks.accuracy table
+
+Everything has one core. Each candidate's speed is taken once; then it trains for the number of images that the minutes
+are worth, so that a noisy neighbour cannot decide. A result is appended to benchmarks/accuracy.jsonl as it comes; what
+is there already is not run again. `ours` is what `smallvit train FOLDER` chooses by itself for these minutes; ours:NAME
+is one model of ours.
+"""
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections import defaultdict
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).parent
+RESULTS, SPEEDS = HERE / "accuracy.jsonl", HERE / "accuracy_speeds.json"
+PEERS = (
+    "resnet20",
+    "resnet20x2",
+    "resnet18",
+    "resnet9",
+    "vit_pytorch_small_dataset",
+    "vit_pytorch_cct_2",
+    "timm_vit_tiny",
+)
+OURS = ("hybrid_vit_tiny", "hybrid_vit_small", "hybrid_vit_base")
+
+
+@cache
+def read(folder: str) -> Any:
+    from smallvit.data import load_data
+
+    return load_data(folder, cache_dir=Path(tempfile.gettempdir()) / "smallvit-accuracy")
+
+
+def side(folder: str) -> str:
+    """Speeds depend on the image size alone."""
+    return str(read(folder).preprocess.size[0])
+
+
+def time_ours(name: str, folder: str) -> float:
+    """Images a second of our fastest training step, augmentation and optimiser included."""
+    import numpy as np
+
+    import smallvit
+    from smallvit.training.mesh import make_mesh
+    from smallvit.training.recipe import RECIPES
+    from smallvit.training.step import Pace
+    from smallvit.training.trainer import Trainer
+
+    data, recipe = read(folder), RECIPES["default"]
+    model = smallvit.create_model(name, num_classes=len(data.classes), image_size=data.preprocess.size)
+    trainer = Trainer(model, recipe, data, make_mesh(None), recipe.batch_size, 0, accumulate=1, remat=False)
+    state, times = trainer.init(), []
+    for step in range(40):
+        begun = time.perf_counter()
+        state, metrics = trainer.step(state, step, Pace(*[np.float32(0.0)] * 3))
+        metrics.loss.block_until_ready()
+        times.append(time.perf_counter() - begun)
+    return recipe.batch_size / min(times)
+
+
+def measure_speeds(folders: list[str], only: list[str]) -> None:
+    speeds = json.loads(SPEEDS.read_text()) if SPEEDS.exists() else {}
+    for folder in folders:
+        for name in only or [*(f"ours:{name}" for name in OURS), *PEERS]:
+            if name.startswith("ours:"):
+                speed = time_ours(name.removeprefix("ours:"), folder)
+            else:
+                from benchmarks.accuracy_peers import time_peer
+
+                speed = time_peer(name, read(folder))
+            speeds.setdefault(side(folder), {})[name] = round(speed, 1)
+            print(f"{side(folder)} px  {name}  {speed:.0f} images/s", flush=True)
+            SPEEDS.write_text(json.dumps(speeds, indent=1, sort_keys=True) + "\n")
+
+
+def run_one(job: dict[str, Any]) -> dict[str, Any]:
+    """One result, in this process or, for ours, in one of `smallvit train`."""
+    folder, name, seed, data = job["folder"], job["name"], job["seed"], read(job["folder"])
+    speeds = json.loads(SPEEDS.read_text())[side(folder)]
+    images = {key: 60 * job["minutes"] * speed for key, speed in speeds.items()}
+    if not name.startswith("ours"):
+        from benchmarks.accuracy_peers import PEERS as RECIPES
+        from benchmarks.accuracy_peers import train_peer
+
+        steps = max(1, round(images[name] / RECIPES[name].batch_size))
+        found = train_peer(name, data, steps, seed)
+        return {**job, "epochs": round(images[name] / len(data.train), 1), **found}
+
+    from smallvit.training.plan import choose_model
+
+    model = name.removeprefix("ours").removeprefix(":")
+    if not model:
+        model = choose_model({each: images[f"ours:{each}"] / len(data.train) for each in OURS})
+    epochs = images[f"ours:{model}"] / len(data.train)
+    with tempfile.TemporaryDirectory() as runs:
+        begun = time.monotonic()
+        command = [sys.executable, "-m", "smallvit.cli", "train", folder, "--model", model, "--epochs", f"{epochs:.4f}"]
+        command += ["--seed", str(seed), "--runs", runs, "--name", "run", *job.get("options", [])]
+        subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+        result = json.loads(Path(runs, "run", "result.json").read_text())
+    seconds = time.monotonic() - begun
+    found = {"top1": result["test_top1"], "parameters": result["parameters"], "seconds": seconds, "model": model}
+    return {**job, "epochs": round(epochs, 1), **found}
+
+
+def results() -> list[dict[str, Any]]:
+    return [json.loads(line) for line in RESULTS.read_text().splitlines()] if RESULTS.exists() else []
+
+
+def key(row: dict[str, Any]) -> tuple[str, str, float, int, str]:
+    return Path(row["folder"]).name, row["name"], row["minutes"], row["seed"], " ".join(row.get("options", []))
+
+
+def run_all(args: argparse.Namespace) -> None:
+    done = {key(row) for row in results()}
+    for minutes in args.minutes:
+        for seed in range(args.seeds):
+            for folder in args.folders:
+                for name in args.only or ["ours", *PEERS]:
+                    job = {"folder": folder, "name": name, "minutes": minutes, "seed": seed}
+                    if args.options:
+                        job["options"] = args.options.split()
+                    if key(job) in done:
+                        continue
+                    row = run_one(job)
+                    row["folder"] = Path(folder).name
+                    row["seconds"] = round(row["seconds"])
+                    with RESULTS.open("a") as file:
+                        file.write(json.dumps(row) + "\n")
+                    print(*key(row), f"{row['top1']:.2f} %", f"{row['epochs']} epochs", flush=True)
+
+
+def print_table() -> None:
+    """Mean and spread over the seeds, and how far ours is ahead, seed by seed."""
+    groups: dict[tuple[str, float], dict[str, dict[int, float]]] = defaultdict(lambda: defaultdict(dict))
+    epochs = {}
+    for row in results():
+        name = " ".join([row["name"], *row.get("options", [])])
+        groups[Path(row["folder"]).name, row["minutes"]][name][row["seed"]] = row["top1"]
+        epochs[Path(row["folder"]).name, row["minutes"], name] = row["epochs"]
+    print("| set | core-minutes | model | epochs | top-1 % | seeds | ours ahead by |\n|---|---|---|---|---|---|---|")
+    for (folder, minutes), names in sorted(groups.items()):
+        for name, scores in sorted(names.items(), key=lambda item: -statistics.mean(item[1].values())):
+            spread = f" ± {statistics.stdev(scores.values()):.2f}" if len(scores) > 1 else ""
+            paired = [names["ours"][seed] - scores[seed] for seed in scores if seed in names.get("ours", {})]
+            ahead = f"{statistics.mean(paired):+.2f}" if paired and name != "ours" else ""
+            figures = " ".join(f"{scores[seed]:.1f}" for seed in sorted(scores))
+            mean = statistics.mean(scores.values())
+            print(
+                f"| {folder} | {minutes:g} | {name} | {epochs[folder, minutes, name]:g} | {mean:.2f}{spread} "
+                f"| {figures} | {ahead} |"
+            )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=("speeds", "run", "table"))
+    parser.add_argument("folders", nargs="*")
+    parser.add_argument("--minutes", nargs="+", type=float, default=[6.0])
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--only", nargs="+", default=[], help="candidates: ours, ours:NAME, or peers")
+    parser.add_argument("--options", default="", help="for `smallvit train`, in one string")
+    parser.add_argument("--core", type=int, default=None)
+    args = parser.parse_args()
+    if args.core is not None:
+        os.sched_setaffinity(0, {args.core})
+    if args.what == "speeds":
+        measure_speeds(args.folders, args.only)
+    elif args.what == "run":
+        run_all(args)
+    else:
+        print_table()
+
+
+if __name__ == "__main__":
+    from smallvit.common.env import restart_fast
+
+    restart_fast()
+    main()
