@@ -30,11 +30,14 @@ typedef uint32_t U __attribute__((vector_size(4 * LANES)));
 typedef uint16_t H __attribute__((vector_size(2 * LANES)));
 typedef uint8_t B __attribute__((vector_size(LANES)));
 
-// A product keeps ROWS x COLUMNS vectors in registers, of which there are 32 with AVX-512 and 16 without.
+// A product keeps ROWS x COLUMNS vectors in registers, of which there are 32 with AVX-512 and 16 without. Where it has
+// fewer columns it takes more rows: tallest(columns).
 #if LANES == 16
 constexpr int64_t ROWS = 8, COLUMNS = 3;
+constexpr int tallest(int columns) { return columns == 3 ? 8 : columns == 2 ? 12 : 16; }
 #else
 constexpr int64_t ROWS = 6, COLUMNS = 2;
+constexpr int tallest(int columns) { return columns == 2 ? 6 : 12; }
 #endif
 
 struct Bf16 {
@@ -295,20 +298,34 @@ void share(int64_t size, int64_t count, int64_t depth, const float* a, int64_t a
 template <int C, bool ACROSS, bool FAR = false>
 void panel(int64_t height, int64_t depth, const float* a, int64_t a_stride, const float* b, int64_t b_row, float* c,
            int64_t c_row, Onto onto) {
-  const int64_t blocks = (height + ROWS - 1) / ROWS, size = height / blocks, larger = height % blocks;
+  constexpr int R = tallest(C);
+  const int64_t blocks = (height + R - 1) / R, size = height / blocks, larger = height % blocks;
   const int64_t a_row = ACROSS ? 1 : a_stride;
-  if (larger) share<ROWS, C, ACROSS, FAR>(size + 1, larger, depth, a, a_stride, b, b_row, c, c_row, onto);
+  if (larger) share<R, C, ACROSS, FAR>(size + 1, larger, depth, a, a_stride, b, b_row, c, c_row, onto);
   const int64_t done = larger * (size + 1);
   if (onto.from) onto.from += done * onto.row;
-  share<ROWS, C, ACROSS, FAR>(size, blocks - larger, depth, a + done * a_row, a_stride, b, b_row, c + done * c_row,
-                              c_row, onto);
+  share<R, C, ACROSS, FAR>(size, blocks - larger, depth, a + done * a_row, a_stride, b, b_row, c + done * c_row, c_row,
+                           onto);
 }
 
-template <int C, bool ACROSS>
-void remainder(int64_t vectors, int64_t height, int64_t depth, const float* a, int64_t a_stride, const float* b,
-               int64_t b_row, float* c, int64_t c_row, Onto onto) {
-  if (vectors == C) return panel<C, ACROSS>(height, depth, a, a_stride, b, b_row, c, c_row, onto);
-  if constexpr (C > 1) remainder<C - 1, ACROSS>(vectors, height, depth, a, a_stride, b, b_row, c, c_row, onto);
+// A panel of so many vectors, at most C.
+template <int C, bool ACROSS, bool FAR = false>
+void panel_of(int64_t vectors, int64_t height, int64_t depth, const float* a, int64_t a_stride, const float* b,
+              int64_t b_row, float* c, int64_t c_row, Onto onto) {
+  if (vectors == C) return panel<C, ACROSS, FAR>(height, depth, a, a_stride, b, b_row, c, c_row, onto);
+  if constexpr (C > 1) panel_of<C - 1, ACROSS, FAR>(vectors, height, depth, a, a_stride, b, b_row, c, c_row, onto);
+}
+
+// f(first column, vectors) for each panel of at most COLUMNS vectors; columns are shared out evenly, as rows are.
+template <class F>
+INLINE void each_panel(int64_t columns, F f) {
+  const int64_t vectors = (columns + LANES - 1) / LANES, count = (vectors + COLUMNS - 1) / COLUMNS;
+  const int64_t size = vectors / count, larger = vectors % count;
+  for (int64_t p = 0, j = 0; p < count; p++) {
+    const int64_t own = size + (p < larger);
+    f(j, own);
+    j += own * LANES;
+  }
 }
 
 // c = a b or, to ADD, c += a b. ACROSS: `a` is given transposed, so that its stride is from one k to the next.
@@ -316,11 +333,10 @@ template <bool ADD, bool ACROSS>
 void product(int64_t height, int64_t width, int64_t depth, const float* a, int64_t a_stride, const float* b,
              int64_t b_row, float* c, int64_t c_row) {
   if (!height) return;
-  int64_t vectors = width / LANES;
-  for (; vectors >= COLUMNS; vectors -= COLUMNS, b += COLUMNS * LANES, c += COLUMNS * LANES)
-    panel<COLUMNS, ACROSS>(height, depth, a, a_stride, b, b_row, c, c_row, {ADD ? c : nullptr, c_row});
-  if (vectors)
-    remainder<COLUMNS, ACROSS>(vectors, height, depth, a, a_stride, b, b_row, c, c_row, {ADD ? c : nullptr, c_row});
+  each_panel(width, [&](int64_t j, int64_t vectors) {
+    panel_of<COLUMNS, ACROSS>(vectors, height, depth, a, a_stride, b + j, b_row, c + j, c_row,
+                              {ADD ? c + j : nullptr, c_row});
+  });
 }
 
 // Rows as float32, filled up with zeros to whole vectors.
@@ -604,6 +620,86 @@ void gelu_backward(const Gelu& task, int64_t from, int64_t to, float* dbias) {
   }
 }
 
+// Adds f(place, column, how much) up over the rows, column by column.
+template <class F>
+INLINE void add_columns(int64_t d, int64_t from, int64_t to, float* sums, F f) {
+  each(d, [&](int64_t j, auto count) INLINE_LAMBDA {
+    V a = {}, b = {}, c = {}, e = {};  // side by side, for an addition takes four cycles
+    int64_t i = from;
+    for (; i + 4 <= to; i += 4) {
+      a += f(i * d + j, j, count);
+      b += f((i + 1) * d + j, j, count);
+      c += f((i + 2) * d + j, j, count);
+      e += f((i + 3) * d + j, j, count);
+    }
+    for (; i < to; i++) a += f(i * d + j, j, count);
+    store(sums + j, load(sums + j, count) + ((a + b) + (c + e)), count);
+  });
+}
+
+template <class T>
+void column_sums(const BatchNorm& task, int64_t from, int64_t to, float* sums) {
+  const T* x = static_cast<const T*>(task.x);
+  add_columns(task.d, from, to, sums, [&](int64_t at, int64_t, auto count) INLINE_LAMBDA { return load(x + at, count); });
+}
+
+template <class T>
+void column_squares(const BatchNorm& task, int64_t from, int64_t to, float* sums) {
+  const T* x = static_cast<const T*>(task.x);
+  add_columns(task.d, from, to, sums, [&](int64_t at, int64_t j, auto count) INLINE_LAMBDA {
+    V y = load(x + at, count) - load(task.mean + j, count);
+    return y * y;
+  });
+}
+
+template <class T>
+void batch_forward(const BatchNorm& task, int64_t from, int64_t to) {
+  const T *x = static_cast<const T*>(task.x), *more = static_cast<const T*>(task.more);
+  T* result = static_cast<T*>(task.y);
+  for (int64_t i = from; i < to; i++)
+    each(task.d, [&](int64_t j, auto count) INLINE_LAMBDA {
+      const int64_t at = i * task.d + j;
+      V factor = load(task.inverse + j, count) * load(task.scale + j, count);
+      V y = (load(x + at, count) - load(task.mean + j, count)) * factor + load(task.bias + j, count);
+      if (more) y += load(more + at, count);
+      if (task.relu) y = y < 0.0f ? V{} : y;  // a NaN stays one
+      store(result + at, y, count);
+    });
+}
+
+// What comes back through the ReLU, if there is one.
+template <class T, class Count>
+INLINE V through(const BatchNorm& task, int64_t at, Count count) {
+  V g = load(static_cast<const T*>(task.dy) + at, count);
+  return task.relu ? (load(static_cast<const T*>(task.out) + at, count) > 0.0f ? g : V{}) : g;
+}
+
+template <class T>
+void batch_sums(const BatchNorm& task, int64_t from, int64_t to, float* g, float* gy) {
+  const T* x = static_cast<const T*>(task.x);
+  add_columns(task.d, from, to, g,
+              [&](int64_t at, int64_t, auto count) INLINE_LAMBDA { return through<T>(task, at, count); });
+  add_columns(task.d, from, to, gy, [&](int64_t at, int64_t j, auto count) INLINE_LAMBDA {
+    V normed = (load(x + at, count) - load(task.mean + j, count)) * load(task.inverse + j, count);
+    return through<T>(task, at, count) * normed;
+  });
+}
+
+template <class T>
+void batch_backward(const BatchNorm& task, int64_t from, int64_t to) {
+  const T* x = static_cast<const T*>(task.x);
+  T *dx = static_cast<T*>(task.dx), *dmore = static_cast<T*>(task.dmore);
+  for (int64_t i = from; i < to; i++)
+    each(task.d, [&](int64_t j, auto count) INLINE_LAMBDA {
+      const int64_t at = i * task.d + j;
+      V inverse = load(task.inverse + j, count), g = through<T>(task, at, count);
+      V normed = (load(x + at, count) - load(task.mean + j, count)) * inverse;
+      V back = g - load(task.g_mean + j, count) - normed * load(task.gy_mean + j, count);
+      store(dx + at, back * inverse * load(task.scale + j, count), count);
+      if (dmore) store(dmore + at, g, count);
+    });
+}
+
 // Rows [from, to) of the result. Squares are taken so that whole cache lines of the result are written one after the
 // other, however its rows fall together in the cache.
 template <class T, class Vector>
@@ -712,7 +808,7 @@ void gather(const Unfold& task, int64_t index, int64_t from, int64_t to, float* 
   }
 }
 
-constexpr int64_t WIDE = COLUMNS * LANES;  // columns of a panel
+constexpr int64_t WIDE = COLUMNS * LANES;  // columns of a panel, at most
 
 // f(k, how many) for parts of `depth`: as few as are at most `most` deep, equally large.
 template <class F>
@@ -723,37 +819,39 @@ INLINE void in_parts(int64_t depth, int64_t most, F f) {
 
 constexpr int64_t FEW = 16;  // rows that are packed into panel after panel, so that neither side leaves the cache
 
-// Columns of b as float32, in panels of WIDE, zeros behind the last.
+// Columns of b as float32, panel after panel, zeros behind the last.
 template <class T>
 void pack_columns(const T* b, int64_t stride, int64_t depth, int64_t columns, float* to) {
   for (int64_t start = 0; start < depth; start += FEW) {
     const int64_t end = depth - start < FEW ? depth : start + FEW;
-    for (int64_t j = 0; j < columns; j += WIDE)
+    each_panel(columns, [&](int64_t j, int64_t vectors) {
       for (int64_t k = start; k < end; k++)
-        for (int64_t x = 0; x < WIDE; x += LANES) {
-          const T* from = b + k * stride + j + x;
-          const int64_t count = columns - j - x;
-          store(to + j * depth + k * WIDE + x, count >= LANES ? load(from) : load(from, count > 0 ? count : 0));
+        for (int64_t v = 0; v < vectors; v++) {
+          const T* from = b + k * stride + j + v * LANES;
+          const int64_t count = columns - j - v * LANES;
+          store(to + j * depth + (k * vectors + v) * LANES, count >= LANES ? load(from) : load(from, count));
         }
+    });
   }
 }
 
 // Rows of b likewise, as columns.
 template <class T>
 void pack_rows(const T* b, int64_t stride, int64_t depth, int64_t rows, float* to) {
-  const int64_t whole = (rows + WIDE - 1) / WIDE * WIDE;
-  for (int64_t j = 0; j < whole; j += LANES)
-    for (int64_t k = 0; k < depth; k += LANES) {
-      const int64_t deep = depth - k;
-      V square[LANES];
-      for (int64_t r = 0; r < LANES; r++) {
-        const T* row = b + (j + r) * stride + k;
-        square[r] = j + r >= rows ? V{} : deep >= LANES ? load(row) : load(row, deep);
+  each_panel(rows, [&](int64_t first, int64_t vectors) {
+    for (int64_t v = 0; v < vectors; v++)
+      for (int64_t k = 0; k < depth; k += LANES) {
+        const int64_t deep = depth - k, j = first + v * LANES;
+        V square[LANES];
+        for (int64_t r = 0; r < LANES; r++) {
+          const T* row = b + (j + r) * stride + k;
+          square[r] = j + r >= rows ? V{} : deep >= LANES ? load(row) : load(row, deep);
+        }
+        turn(square);
+        float* panel = to + first * depth + v * LANES;
+        for (int64_t r = 0; r < LANES && r < deep; r++) store(panel + (k + r) * vectors * LANES, square[r]);
       }
-      turn(square);
-      float* panel = to + j / WIDE * WIDE * depth + j % WIDE;
-      for (int64_t r = 0; r < LANES && r < deep; r++) store(panel + (k + r) * WIDE, square[r]);
-    }
+  });
 }
 
 template <class T>
@@ -836,19 +934,18 @@ void dense(const Dense& task, int64_t top, int64_t bottom, int64_t left, int64_t
       } else {
         a = reinterpret_cast<const float*>(x), a_row = depth;
       }
-      for (int64_t j = left; j < right; j += WIDE) {
-        const float* panel_b = b + (j - left) * deep;
-        const int64_t width = right - j < WIDE ? right - j : WIDE;
-        const bool in_place = is_float<T> && width == WIDE;  // in the result itself
+      each_panel(right - left, [&](int64_t first, int64_t vectors) {
+        const int64_t j = left + first, wide = vectors * LANES, width = right - j < wide ? right - j : wide;
+        const bool in_place = is_float<T> && width == wide;  // in the result itself
         float* c = in_place ? static_cast<float*>(task.plain ? task.plain : task.c) + i * columns + j : tile;
-        const int64_t c_row = in_place ? columns : WIDE;
+        const int64_t c_row = in_place ? columns : wide;
         Onto onto;
-        if (!k && task.bias) onto.from = bias + j - left;
+        if (!k && task.bias) onto.from = bias + first;
         if (k && in_place) onto = {c, c_row};
-        panel<COLUMNS, false, true>(rows, deep, a, a_row, panel_b, WIDE, c, c_row, onto);
+        panel_of<COLUMNS, false, true>(vectors, rows, deep, a, a_row, b + first * deep, wide, c, c_row, onto);
         if (!in_place || (last && task.gelu))
           finish_panel<T>(task, c, c_row, i, i + rows, j, width, in_place, k && !in_place, last);
-      }
+      });
     }
   });
 }
@@ -880,16 +977,24 @@ void pack_panels(const T* given, int64_t a_row, const T* a_end, int64_t deep, in
     }
 }
 
-// Both arrays are packed part by part: `a` as panels of ROWS columns, b as panels of WIDE. What a panel has too much is
-// computed, and left. The next part is on its way to the second-level cache meanwhile.
+// A block of ROWS rows and so many vectors, at most C.
+template <int C>
+INLINE void block_of(int64_t vectors, int64_t depth, const float* a, const float* b, float* c, int64_t c_row,
+                     Onto onto) {
+  if (vectors == C) return block<ROWS, C>(depth, a, 1, ROWS, b, C * LANES, c, c_row, onto);
+  if constexpr (C > 1) block_of<C - 1>(vectors, depth, a, b, c, c_row, onto);
+}
+
+// Both arrays are packed part by part, `a` as panels of ROWS columns. What a panel has too much is computed, and left.
+// The next part is on its way to the second-level cache meanwhile.
 template <class T>
 void dense_gradient(const DenseGradient& task, int64_t top, int64_t bottom, int64_t left, int64_t right,
                     float* scratch) {
   const int64_t a_row = task.rows, columns = task.columns, height = bottom - top, width = right - left;
-  const int64_t down = (height + ROWS - 1) / ROWS, across = (width + WIDE - 1) / WIDE;
+  const int64_t down = (height + ROWS - 1) / ROWS;
   float* a = scratch;
   float* b = a + DEEP * (down + 1) * ROWS;
-  float* tile = b + DEEP * across * WIDE;
+  float* tile = b + DEEP * padded(width);
   float* gathered = tile + ROWS * WIDE;
   const T* a_given = static_cast<const T*>(task.a) + top;
   const T* b_given = static_cast<const T*>(task.b) + left;
@@ -903,33 +1008,37 @@ void dense_gradient(const DenseGradient& task, int64_t top, int64_t bottom, int6
       pack_panels(a_given + k * a_row, a_row, a_end, deep, down, a);
     }
     if (!top)
-      for (int64_t j = 0; j < width; j += LANES) {
-        V total = {};
-        for (int64_t x = 0; x < deep; x++) total += load(b + (j / WIDE * deep + x) * WIDE + j % WIDE);
-        for (int64_t r = 0; r < LANES && j + r < width; r++)
-          task.sums[left + j + r] = (k ? task.sums[left + j + r] : 0) + total[r];
-      }
+      each_panel(width, [&](int64_t first, int64_t vectors) {
+        for (int64_t v = 0; v < vectors; v++) {
+          const int64_t j = first + v * LANES;
+          V total = {};
+          for (int64_t x = 0; x < deep; x++) total += load(b + first * deep + (x * vectors + v) * LANES);
+          for (int64_t r = 0; r < LANES && j + r < width; r++)
+            task.sums[left + j + r] = (k ? task.sums[left + j + r] : 0) + total[r];
+        }
+      });
     int64_t fetched = k + deep;
-    for (int64_t j = 0; j < across; j++)
+    each_panel(width, [&](int64_t j, int64_t vectors) {
       for (int64_t i = 0; i < down; i++) {
-        const int64_t due = k + deep + (j * down + i + 1) * deep / (across * down);
+        const int64_t due = k + deep + (j * down + vectors * LANES * (i + 1)) * deep / (padded(width) * down);
         for (; fetched < due && fetched < task.depth; fetched++) {
           for (int64_t x = 0; x < height && !task.windows; x += LINE)
             __builtin_prefetch(a_given + fetched * a_row + x, 0, 2);
           for (int64_t x = 0; x < width; x += LINE) __builtin_prefetch(b_given + fetched * columns + x, 0, 2);
         }
-        const float *a_panel = a + i * deep * ROWS, *b_panel = b + j * deep * WIDE;
-        const int64_t tall = height - i * ROWS, wide = width - j * WIDE;
-        float* c = task.c + (top + i * ROWS) * columns + left + j * WIDE;
-        if (tall >= ROWS && wide >= WIDE) {
-          block<ROWS, COLUMNS>(deep, a_panel, 1, ROWS, b_panel, WIDE, c, columns, {k ? c : nullptr, columns});
+        const float *a_panel = a + i * deep * ROWS, *b_panel = b + j * deep;
+        const int64_t tall = height - i * ROWS, own = vectors * LANES, wide = width - j;
+        float* c = task.c + (top + i * ROWS) * columns + left + j;
+        if (tall >= ROWS && wide >= own) {
+          block_of<COLUMNS>(vectors, deep, a_panel, b_panel, c, columns, {k ? c : nullptr, columns});
           continue;
         }
-        block<ROWS, COLUMNS>(deep, a_panel, 1, ROWS, b_panel, WIDE, tile, WIDE, {});
+        block_of<COLUMNS>(vectors, deep, a_panel, b_panel, tile, own, {});
         for (int64_t r = 0; r < ROWS && r < tall; r++)
-          for (int64_t x = 0; x < WIDE && x < wide; x++)
-            c[r * columns + x] = (k ? c[r * columns + x] : 0) + tile[r * WIDE + x];
+          for (int64_t x = 0; x < own && x < wide; x++)
+            c[r * columns + x] = (k ? c[r * columns + x] : 0) + tile[r * own + x];
       }
+    });
   });
 }
 
@@ -1008,6 +1117,11 @@ constexpr Kernels kernels = {
     attention_backward<T>,
     norm_forward<T>,
     norm_backward<T>,
+    column_sums<T>,
+    column_squares<T>,
+    batch_forward<T>,
+    batch_sums<T>,
+    batch_backward<T>,
     gelu_forward<T>,
     gelu_backward<T>,
     transpose<T, Vector>,

@@ -32,6 +32,20 @@ struct LayerNorm {
   void *y = nullptr, *dx = nullptr;
 };
 
+// Each column of x normalised over all rows, times scale, plus bias; with `relu`, what is negative is 0 then.
+struct BatchNorm {
+  int64_t rows = 0, d = 0;
+  bool relu = false;
+  const void *x = nullptr, *dy = nullptr;
+  const void* more = nullptr;  // added before the ReLU, or null: the shortcut of a residual pair
+  const void* out = nullptr;   // the result, for the backward of the ReLU; null without it
+  const float *mean = nullptr, *scale = nullptr, *bias = nullptr;
+  const float *inverse = nullptr;  // 1 / the standard deviation
+  const float *g_mean = nullptr, *gy_mean = nullptr;  // of the gradient, and of it times the normalised x
+  void *y = nullptr, *dx = nullptr;
+  void* dmore = nullptr;  // or null
+};
+
 struct Gelu {
   int64_t rows = 0, d = 0;
   const void *x = nullptr, *dy = nullptr;
@@ -102,6 +116,11 @@ struct Kernels {
   void (*attention_backward)(const Attention&, int64_t b, int64_t h, float* dbias, float* scratch);
   void (*norm_forward)(const LayerNorm&, int64_t from, int64_t to);
   void (*norm_backward)(const LayerNorm&, int64_t from, int64_t to, float* dscale, float* dbias);
+  void (*column_sums)(const BatchNorm&, int64_t from, int64_t to, float* sums);
+  void (*column_squares)(const BatchNorm&, int64_t from, int64_t to, float* sums);  // around the mean
+  void (*batch_forward)(const BatchNorm&, int64_t from, int64_t to);
+  void (*batch_sums)(const BatchNorm&, int64_t from, int64_t to, float* g, float* gy);
+  void (*batch_backward)(const BatchNorm&, int64_t from, int64_t to);
   void (*gelu_forward)(const Gelu&, int64_t from, int64_t to);
   void (*gelu_backward)(const Gelu&, int64_t from, int64_t to, float* dbias);
   void (*transpose)(const Transpose&, int64_t from, int64_t to);

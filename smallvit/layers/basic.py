@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
-from smallvit.ops import at_least_float32, layer_norm, multiply, normalise_columns
+from smallvit.ops import at_least_float32, batch_norm, layer_norm, multiply
 
 # A factory makes a module once it is given a name, and whatever its caller adds: partial(Dense, ...).
 Factory = Callable[..., nn.Module]
@@ -49,30 +49,38 @@ class LayerNorm(nn.Module):
 class BatchNorm(nn.Module):
     """Normalises each channel over the batch, in float32; evaluation has the running moments of `batch_stats`.
 
-    Training needs `mutable=["batch_stats"]`. As in torch, the running variance is the unbiased one.
+    `more` is added behind it, as the shortcut of a residual pair; with `relu`, the ReLU of that. Training needs
+    `mutable=["batch_stats"]`. As in torch, the running variance is the unbiased one.
     """
 
     scale_init: float = 1.0
     epsilon: float = 1e-5
     momentum: float = 0.9
+    relu: bool = False
     dtype: DTypeLike = jnp.float32
 
     @nn.compact
-    def __call__(self, x: Float[Array, "b *rest d"], *, train: bool = False) -> Float[Array, "b *rest d"]:
+    def __call__(
+        self, x: Float[Array, "b *rest d"], more: Float[Array, "b *rest d"] | None = None, *, train: bool = False
+    ) -> Float[Array, "b *rest d"]:
         channels = x.shape[-1:]
         running_mean = self.variable("batch_stats", "mean", jnp.zeros, channels)
         running_var = self.variable("batch_stats", "var", jnp.ones, channels)
         scale = self.param("scale", nn.initializers.constant(self.scale_init), channels)
         bias = self.param("bias", nn.initializers.zeros, channels)
-        y = x.astype(at_least_float32(x.dtype)).reshape(-1, x.shape[-1])
+        rows = x.reshape(-1, x.shape[-1])
+        added = None if more is None else more.reshape(rows.shape)
         if train:
-            y, mean, var = normalise_columns(y, scale, bias, self.epsilon)
+            y, mean, var = batch_norm(rows, scale, bias, added, self.epsilon, self.dtype, relu=self.relu)
             if not self.is_initializing():
                 kept, unbiased = self.momentum, var * (len(y) / max(len(y) - 1, 1))
                 running_mean.value = kept * running_mean.value + (1 - kept) * mean.astype(jnp.float32)
                 running_var.value = kept * running_var.value + (1 - kept) * unbiased.astype(jnp.float32)
         else:
             factor = scale * jax.lax.rsqrt(running_var.value + self.epsilon)
+            y = rows.astype(at_least_float32(x.dtype))
             y = (y - running_mean.value[None].astype(y.dtype)) * factor[None].astype(y.dtype)
             y = y + bias[None].astype(y.dtype)
+            y = y if added is None else y + added.astype(y.dtype)
+            y = jax.nn.relu(y) if self.relu else y
         return y.reshape(x.shape).astype(self.dtype)

@@ -9,7 +9,6 @@ from functools import partial
 from math import prod
 
 import flax.linen as nn
-import jax
 import jax.numpy as jnp
 from einops import rearrange
 from jax.typing import DTypeLike
@@ -61,7 +60,7 @@ class HybridViT(Classifier, kw_only=True):
         x = shift_image(image, patch, spt=self.spt, shift=self.spt_shift)
         pairs = per_stage("conv_depth", self.conv_depth, len(self.widths))
         for stage, width in enumerate(self.widths):
-            x = jax.nn.relu(self._convolve(width, strides[stage], f"conv_{stage}")(x, train=train))
+            x = self._convolve(width, strides[stage], f"conv_{stage}", relu=True)(x, train=train)
             for i in range(pairs[stage]):
                 x = ConvPair(dtype=self.dtype, name=f"conv_{stage}_pair_{i}")(x, train=train)
         x = self._convolve(self.dim, strides[-1], "tokens")(x, train=train)
@@ -76,10 +75,10 @@ class HybridViT(Classifier, kw_only=True):
             x = Block(attention, mlp, norm, drop_path=rate, name=f"block_{i}")(x, train=train)
         return norm(name="norm")(x)
 
-    def _convolve(self, width: int, stride: tuple[int, int], name: str) -> ConvNorm:
+    def _convolve(self, width: int, stride: tuple[int, int], name: str, relu: bool = False) -> ConvNorm:
         """3 x 3, or larger where the stride would leave pixels out."""
         size = max(3, 2 * stride[0] - 1), max(3, 2 * stride[1] - 1)
-        return ConvNorm(width, size, stride, (size[0] // 2, size[1] // 2), dtype=self.dtype, name=name)
+        return ConvNorm(width, size, stride, (size[0] // 2, size[1] // 2), relu=relu, dtype=self.dtype, name=name)
 
 
 class ConvPair(nn.Module):
@@ -89,9 +88,8 @@ class ConvPair(nn.Module):
 
     @nn.compact
     def __call__(self, x: Float[Array, "b h w c"], *, train: bool = False) -> Float[Array, "b h w c"]:
-        conv = partial(ConvNorm, x.shape[-1], 3, 1, 1, dtype=self.dtype)
-        y = jax.nn.relu(conv(name="first")(x, train=train))
-        return jax.nn.relu(x + conv(name="second")(y, train=train))
+        conv = partial(ConvNorm, x.shape[-1], 3, 1, 1, relu=True, dtype=self.dtype)
+        return conv(name="second")(conv(name="first")(x, train=train), x, train=train)
 
 
 def strides_for(image_size: Size) -> tuple[Size, ...]:
