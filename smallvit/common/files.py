@@ -1,5 +1,6 @@
 """Files that are either whole or not there."""
 
+import errno
 import json
 import os
 import tempfile
@@ -27,8 +28,21 @@ def write_safely(path: Path, write: Callable[[Path], object], keep: Callable[[],
         os.chmod(name, 0o644)  # mkstemp's are for their owner alone
         if keep():
             os.replace(name, path)
+            sync_folder(path.parent)
     finally:
         Path(name).unlink(missing_ok=True)
+
+
+def sync_folder(folder: Path) -> None:
+    """Names are data of their folder: until it is on the disk, too, a power cut undoes a rename."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # some network drives cannot
+            raise
+    finally:
+        os.close(handle)
 
 
 def check_file(path: Path) -> None:

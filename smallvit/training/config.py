@@ -126,6 +126,8 @@ class TrainConfig:
     """Of what is held out to validate and test, where the data does not say."""
     resume: Folder = None
     """Go on with this run folder, exactly as if it had never stopped."""
+    from_scratch: bool = False
+    """With --resume: set the run's checkpoints aside and begin again at step 0."""
     in_recipe: RecipeOptions = field(default_factory=RecipeOptions)
     machine: MachineOptions = field(default_factory=MachineOptions)
     run: RunOptions = field(default_factory=RunOptions)
@@ -143,8 +145,10 @@ class TrainConfig:
             raise ValueError(f"unknown recipe {self.recipe!r}: there are {', '.join(RECIPES)}")
         if self.resume is not None:
             given = [each.name for each in fields(self) if getattr(self, each.name) != _default(each)]
-            if others := sorted({*given} - {"resume", "machine"}):
+            if others := sorted({*given} - {"resume", "from_scratch", "machine"}):
                 raise ValueError(f"a run goes on as it was begun: leave out {', '.join(others)}, or begin a new one")
+        elif self.from_scratch:
+            raise ValueError("from_scratch sets the checkpoints of a run aside: give the run with --resume")
         _ = self.full_recipe, self.model_fields  # both check what they are given
 
     @property
@@ -169,6 +173,7 @@ class TrainConfig:
                 "fields": tuple(stored["fields"]),
                 "image_size": tuple(size) if isinstance(size, list) else size,
                 "resume": None,
+                "from_scratch": False,
                 "in_recipe": RecipeOptions(**stored["in_recipe"]),
                 "machine": MachineOptions(**stored["machine"]),
                 "run": RunOptions(**{**stored["run"], **paths}),

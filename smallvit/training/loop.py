@@ -80,7 +80,7 @@ def train(config: TrainConfig | None = None) -> dict[str, Any]:
     join(config.machine)
     keep_compiled()
     say = Reporter(quiet=jax.process_index() != 0)
-    folder = config.resume
+    folder, from_scratch = config.resume, config.from_scratch
     if folder is not None:
         config = replace(TrainConfig.from_json(open_run(folder)), machine=config.machine)
     else:
@@ -114,7 +114,7 @@ def train(config: TrainConfig | None = None) -> dict[str, Any]:
         _store_plan(folder, plan)
         say(f"{plan.steps:,} steps, which are {plan.epochs:.1f} epochs")
         checkpoints = Checkpoints(folder / CHECKPOINTS)
-        found = checkpoints.restore(trainer.abstract_state, say)
+        found = checkpoints.restore(trainer.abstract_state, say, from_scratch=from_scratch)
         if found is None:
             state, history = trainer.init(), History()
         else:
