@@ -83,6 +83,15 @@ class MachineOptions:
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Of the computation; weights stay float32."""
 
+    def resume(self, begun: "MachineOptions") -> "MachineOptions":
+        """For a run that was begun with other options: devices, mesh and processes may change, the results may not."""
+        kept = {name: getattr(begun, name) for name in ("accumulate", "remat", "dtype")}
+        default = MachineOptions()
+        for name, value in kept.items():
+            if (given := getattr(self, name)) not in (getattr(default, name), value):
+                raise ValueError(f"the run was begun with {name}={value}, not {given}: leave out {name}")
+        return replace(self, **kept)
+
 
 @dataclass(frozen=True)
 class RunOptions:

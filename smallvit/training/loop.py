@@ -82,7 +82,8 @@ def train(config: TrainConfig | None = None) -> dict[str, Any]:
     say = Reporter(quiet=jax.process_index() != 0)
     folder, from_scratch = config.resume, config.from_scratch
     if folder is not None:
-        config = replace(TrainConfig.from_json(open_run(folder)), machine=config.machine)
+        begun = TrainConfig.from_json(open_run(folder))
+        config = replace(begun, machine=config.machine.resume(begun.machine))
     else:
         check_name(config.run.runs, config.run.name)
     data = load_data(
