@@ -5,6 +5,7 @@ import json
 import os
 import tempfile
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ def write_safely(path: Path, write: Callable[[Path], object], keep: Callable[[],
     """Under a name of its own until it is whole and on the disk: nobody, after a crash either, sees half a file."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
+        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{fitting(path.name, 200)}.", suffix=".tmp")
     except OSError as error:
         raise ValueError(f"cannot write to {path.parent}: {error.strerror}; choose another folder") from None
     try:
@@ -31,6 +32,28 @@ def write_safely(path: Path, write: Callable[[Path], object], keep: Callable[[],
             sync_folder(path.parent)
     finally:
         Path(name).unlink(missing_ok=True)
+
+
+def fitting(name: str, most: int) -> str:
+    """The beginning of a name that takes so many bytes: file systems know 255, and more may be added to it."""
+    return os.fsencode(name)[:most].decode(errors="ignore") if len(os.fsencode(name)) > most else name
+
+
+def trim(folder: Path, limit: int) -> None:
+    """Removes files of a cache, those used longest ago first, until the others take no more than `limit` bytes."""
+    found = []
+    for path in folder.glob("*"):
+        with suppress(OSError):  # another process may trim it, too
+            stat = path.stat()
+            if path.is_file() and not path.name.endswith(".tmp"):
+                found.append((stat.st_mtime, stat.st_size, path))
+    taken = sum(size for _, size, _ in found)
+    for _, size, path in sorted(found):
+        if taken <= limit:
+            break
+        with suppress(OSError):
+            path.unlink()
+            taken -= size
 
 
 def sync_folder(folder: Path) -> None:

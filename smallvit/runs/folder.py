@@ -13,7 +13,8 @@ from itertools import chain, count
 from pathlib import Path
 from typing import Any
 
-from smallvit.common.files import read_json, write_bytes, write_json
+from smallvit.common.files import fitting, read_json, write_bytes, write_json
+from smallvit.common.text import shown
 
 CONFIG, PLAN, RESULT, METRICS = "config.json", "plan.json", "result.json", "metrics.csv"
 MODEL, CHECKPOINTS, LOG, REPORT = "model", "checkpoints", "log.txt", "report.html"
@@ -28,6 +29,10 @@ def run_folder(path: str | Path) -> Path:
 
 def check_name(runs: Path, name: str | None) -> None:
     """A folder that exists is never written into, be it a run or not."""
+    try:
+        str(runs / (name or "")).encode()
+    except UnicodeEncodeError:
+        raise ValueError(f"{runs / (name or '')} is not UTF-8, as checkpoints need: choose another folder") from None
     if name and (runs / name).exists():
         raise ValueError(f"{runs / name} exists: choose another --name, or go on with it by --resume {runs / name}")
 
@@ -35,6 +40,7 @@ def check_name(runs: Path, name: str | None) -> None:
 def create_run(runs: Path, name: str | None, default: str, config: dict[str, Any]) -> Path:
     """A new folder with the configuration in it: `name`, or the first of default, default-2, ... that is free."""
     check_name(runs, name)
+    default = fitting(shown(default).replace("\N{REPLACEMENT CHARACTER}", "_"), 200)
     names = chain([default], (f"{default}-{i}" for i in count(2)))
     free = name or next(each for each in names if not (runs / each).exists())
     try:

@@ -1,0 +1,58 @@
+"""Standard output and error that may close: a long run outlives the terminal, or the pipe, that it was started in."""
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import Any, TextIO
+
+
+class Lasting:
+    """A stream whose errors are nobody's concern: what cannot be written is dropped, from then on for good."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        try:
+            return self._stream.write(text)
+        except OSError:
+            self._drop()
+            return len(text)
+
+    def flush(self) -> None:
+        try:
+            self._stream.flush()
+        except OSError:
+            self._drop()
+
+    def _drop(self) -> None:
+        """What waits in the buffer has to go somewhere, or Python's own end fails on it."""
+        with suppress(OSError, ValueError):
+            null = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(null, self._stream.fileno())
+            os.close(null)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+@contextmanager
+def lasting_output() -> Iterator[None]:
+    """While it lasts, printing never fails."""
+    before = sys.stdout, sys.stderr
+    closed: list[TextIO] = []  # Python has None in place of a stream that was closed from the start
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is None:
+            stream = open(os.devnull, "w")  # noqa: SIM115, it lives as long as the stream
+            closed.append(stream)
+        setattr(sys, name, Lasting(stream))
+    try:
+        yield
+    finally:
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+        sys.stdout, sys.stderr = before
+        for stream in closed:
+            stream.close()
