@@ -46,7 +46,7 @@ def two(photos: Path, env: dict[str, str], runs: Path) -> Iterator[list[subproce
     finally:
         for process in processes:
             process.kill()
-            process.wait()
+            process.communicate()
 
 
 @pytest.mark.xdist_group("train_run")

@@ -154,7 +154,9 @@ def test_many_devices_and_processes_train_the_same_model(
         address = f"127.0.0.1:{free.getsockname()[1]}"
     together = [
         subprocess.Popen(
-            command(*args, *("--name", "two", "--mesh", "data=4,fsdp=2", "--checkpoint-seconds", 0), *_meeting(address, i)),
+            command(
+                *args, *("--name", "two", "--mesh", "data=4,fsdp=2", "--checkpoint-seconds", 0), *_meeting(address, i)
+            ),
             env=on_devices(env, 4),
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

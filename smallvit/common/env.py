@@ -3,6 +3,7 @@
 import os
 import platform
 import sys
+from contextlib import suppress
 
 from smallvit.common.files import trim, user_cache
 
@@ -25,7 +26,8 @@ def restart_fast() -> None:
     missing = {name: value for name, value in fast_env().items() if name not in os.environ}
     if missing and os.environ.get("SMALLVIT_FAST_ENV", "1") != "0":
         command = [sys.executable, *sys.orig_argv[1:]]
-        os.execve(sys.executable, command, {**os.environ, **missing, "SMALLVIT_FAST_ENV": "0"})
+        with suppress(OSError):  # slower is better than not at all
+            os.execve(sys.executable, command, {**os.environ, **missing, "SMALLVIT_FAST_ENV": "0"})
 
 
 def keep_compiled() -> None:

@@ -7,31 +7,52 @@ import tempfile
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from secrets import token_hex
+from stat import S_ISDIR
 from typing import Any
 
 
 def user_cache() -> Path:
     """Where this user's programs keep what can be made again."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "smallvit"
+    if given := os.environ.get("XDG_CACHE_HOME"):
+        return Path(given) / "smallvit"
+    try:
+        return Path.home() / ".cache" / "smallvit"
+    except RuntimeError:  # no HOME and no entry in /etc/passwd, as in a container that is given a user's number
+        return _private(Path(tempfile.gettempdir()) / f"smallvit-{os.getuid()}")
+
+
+def _private(folder: Path) -> Path:
+    """A folder of this user's alone, or another: programs are kept in it, and run."""
+    with suppress(FileExistsError):
+        folder.mkdir(mode=0o700)
+    stat = folder.lstat()
+    mine = stat.st_uid == os.getuid() and S_ISDIR(stat.st_mode) and not stat.st_mode & 0o022
+    return folder if mine else Path(tempfile.mkdtemp(prefix="smallvit-"))
 
 
 def write_safely(path: Path, write: Callable[[Path], object], keep: Callable[[], bool] = lambda: True) -> None:
     """Under a name of its own until it is whole and on the disk: nobody, after a crash either, sees half a file."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{fitting(path.name, 200)}.", suffix=".tmp")
+        name = temporary_name(path)
+        handle = os.open(name, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o666)  # less what the user's umask takes away
     except OSError as error:
         raise ValueError(f"cannot write to {path.parent}: {error.strerror}; choose another folder") from None
     try:
         with os.fdopen(handle, "rb") as file:
-            write(Path(name))
+            write(name)
             os.fsync(file.fileno())
-        os.chmod(name, 0o644)  # mkstemp's are for their owner alone
         if keep():
             os.replace(name, path)
             sync_folder(path.parent)
     finally:
-        Path(name).unlink(missing_ok=True)
+        name.unlink(missing_ok=True)
+
+
+def temporary_name(path: Path) -> Path:
+    """Beside it, for what will be renamed to it when it is whole."""
+    return path.parent / f".{fitting(path.name, 200)}.{token_hex(8)}.tmp"
 
 
 def fitting(name: str, most: int) -> str:

@@ -40,19 +40,17 @@ class Lasting:
 @contextmanager
 def lasting_output() -> Iterator[None]:
     """While it lasts, printing never fails."""
-    before = sys.stdout, sys.stderr
-    closed: list[TextIO] = []  # Python has None in place of a stream that was closed from the start
+    before = {}
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
-        if stream is None:
-            stream = open(os.devnull, "w")  # noqa: SIM115, it lives as long as the stream
-            closed.append(stream)
-        setattr(sys, name, Lasting(stream))
+        if stream is None:  # it was closed from the start
+            stream = open(os.devnull, "w")  # noqa: SIM115, it stays: what prints later must not fail either
+        before[name] = stream, Lasting(stream)
+        setattr(sys, name, before[name][1])
     try:
         yield
     finally:
-        for stream in (sys.stdout, sys.stderr):
-            stream.flush()
-        sys.stdout, sys.stderr = before
-        for stream in closed:
-            stream.close()
+        for name, (stream, lasting) in before.items():
+            lasting.flush()
+            if getattr(sys, name) is lasting:
+                setattr(sys, name, stream)

@@ -28,9 +28,9 @@ def decoded(
 ) -> UInt8[np.ndarray, "n H W c"] | dict[int, str]:
     """The images of the files, each given with a name for its content; or what is wrong with which of them.
 
-    Either answer is kept in the cache, which is why an OSError, that says nothing about an image, is raised instead. The
-    name of an entry is made of the contents, so it can be wrong only by damage, and two runs that write it at once
-    write the same.
+    Either answer is kept in the cache; an OSError is not, which says nothing about an image, and is raised. The name of
+    an entry is made of the contents, so it can be wrong only by damage, and two runs that write it at once write the
+    same.
     """
     settings = json.dumps([VERSION, size, channels, fit, [content for _, content in files]])
     key = hashlib.blake2b(settings.encode(), digest_size=16).hexdigest()

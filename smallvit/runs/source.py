@@ -76,5 +76,5 @@ def data_digest(data: Dataset) -> str:
         digest.update(f"{part} {split.images.shape}".encode())
         digest.update(split.labels.astype("<i4").tobytes())
         for start in range(0, len(split), 1024):  # they may be memory-mapped, and more than memory holds
-            digest.update(np.ascontiguousarray(split.images[start : start + 1024]))
+            digest.update(np.ascontiguousarray(split.images[start : start + 1024]).data)
     return digest.hexdigest()

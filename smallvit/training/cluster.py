@@ -62,7 +62,7 @@ class Votes:
     def __init__(self, mesh: Mesh) -> None:
         self._mesh = mesh
         self._any = jax.jit(lambda wants: wants.any(axis=0), out_shardings=replicated(mesh))
-        self._cast: Bool[Array, "k"] | None = None
+        self._cast: Bool[Array, " k"] | None = None
 
     def __call__(self, *wants: bool) -> tuple[bool, ...]:
         if jax.process_count() == 1:
@@ -89,7 +89,7 @@ def leaving_together(log: Path) -> Iterator[None]:
     own = os.fdopen(os.dup(2), "w", buffering=1)
     with log.open("ab") as file:
         os.dup2(file.fileno(), 2)
-    before, sys.stderr = sys.stderr, Lasting(own)
+    sys.stderr = Lasting(own)  # to the end of the process, for the runtime may still print when that comes
     # The runtime aborts when there is no sign of life from a process. A handler of Python's own would not be called
     # any more; one of C is, in the thread that aborts.
     handler = _HANDLER(lambda _: _leave(own.fileno()))
@@ -97,12 +97,19 @@ def leaving_together(log: Path) -> Iterator[None]:
     ctypes.CDLL(None).signal(signal.SIGABRT, handler)
     try:
         yield
-    except jax.errors.JaxRuntimeError as error:
+    except Exception as error:
+        if not lost(error):
+            raise
         os.write(2, f"{error}\n".encode())
         _leave(own.fileno())
-    finally:
-        os.dup2(own.fileno(), 2)
-        sys.stderr = before
+
+
+def lost(error: Exception) -> bool:
+    """Whether it is a connection to another process that failed; the runtime has several types of error for that."""
+    if jax.process_count() == 1:
+        return False
+    words = ("Gloo", "NCCL", "Connection reset", "Connection closed", "oordination service")
+    return isinstance(error, jax.errors.JaxRuntimeError) or any(word in str(error) for word in words)
 
 
 _HANDLER = ctypes.CFUNCTYPE(None, ctypes.c_int)

@@ -33,7 +33,7 @@ from smallvit.runs.folder import (
 from smallvit.runs.saved import Spec, save_model
 from smallvit.runs.source import data_digest
 from smallvit.training.checkpoint import Checkpoints
-from smallvit.training.cluster import RESUME, Votes, agree, join, leaving_together, meet
+from smallvit.training.cluster import RESUME, Votes, agree, join, leaving_together, lost, meet
 from smallvit.training.config import DEFAULT_MINUTES, TrainConfig
 from smallvit.training.finish import finish
 from smallvit.training.mesh import make_mesh
@@ -219,6 +219,8 @@ class Training:
         try:
             yield
         except (OSError, ValueError) as error:  # orbax has the latter for whatever the disk says
+            if lost(error):
+                raise
             last = str(error).splitlines()[0].partition(" [os_error")[0].rpartition(": ")[2]
             reason = error.strerror if isinstance(error, OSError) and error.strerror else last
             goes_on = f"`smallvit train --resume {self.folder}` goes on when that is put right"
