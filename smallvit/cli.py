@@ -17,6 +17,7 @@ from rich.text import Text
 
 from smallvit.common.env import keep_compiled, restart_fast
 from smallvit.common.extras import EXTRAS, need
+from smallvit.common.text import shown
 from smallvit.training import Stopped, TrainConfig
 from smallvit.training.comparison import CompareConfig
 from smallvit.training.config import Data, Folder, Int
@@ -87,7 +88,7 @@ def compare(config: Annotated[CompareConfig, tyro.conf.arg(name="")]) -> None:
     from smallvit.training.comparison import compare, markdown
 
     table = compare(config)
-    print(f"\n{markdown(table)}\n{config.out}/table.md, .csv and .png have it, {config.out}/runs the runs")
+    print(f"\n{markdown(table)}\n{shown(f'{config.out}/table.md, .csv and .png have it, {config.out}/runs the runs')}")
 
 
 def export(
@@ -107,7 +108,8 @@ def export(
 
     path = export_model(run, format, out)
     size = path.stat().st_size / 2**20
-    print(f"{path} ({size:.1f} MiB) gives the model's logits to {TOLERANCE:g}; {path.name}.json says how to use it")
+    line = f"{path} ({size:.1f} MiB) gives the model's logits to {TOLERANCE:g}; {path.name}.json says how to use it"
+    print(shown(line))
 
 
 def serve(
@@ -183,7 +185,7 @@ def predict(
             predictions.append(each)
         else:
             unreadable += 1
-            print(f"smallvit: {each.reason}", file=sys.stderr)
+            print(f"smallvit: {shown(each.reason)}", file=sys.stderr)
     for file, form in outputs:
         content = form(predictions).encode(errors="surrogateescape")  # names of files may be any bytes
         if file == "-":
@@ -326,7 +328,7 @@ def explain(
     for target, each in zip(targets, _watched(explainer(files), len(files)), strict=True):
         if isinstance(each, Unreadable):
             unreadable += 1
-            print(f"smallvit: {each.reason}", file=sys.stderr)
+            print(f"smallvit: {shown(each.reason)}", file=sys.stderr)
             continue
         plots.save(explainer.picture(each), Path(f"{target}-explained.png"))
         if heads:
@@ -375,7 +377,7 @@ def _table(*titles: str) -> Table:
 
 def _plain(text: str) -> Text:
     """As it is: no markup, no escape sequences, no bytes that are no letters."""
-    return Text("".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text))
+    return Text(shown(text))
 
 
 def main() -> None:
@@ -401,7 +403,7 @@ def main() -> None:
     except ValueError as error:
         _end(str(error), 2)
     except Stopped as error:
-        _end(str(error), 1)
+        _end(str(error), error.code)
     except KeyboardInterrupt:
         _end("interrupted", 130)
     except BrokenPipeError:  # the reader, such as `head`, has seen enough
@@ -414,7 +416,7 @@ def main() -> None:
 
 
 def _end(line: str, code: int) -> None:
-    print(f"smallvit: {line}", file=sys.stderr)
+    print(f"smallvit: {shown(line)}", file=sys.stderr)
     sys.exit(code)
 
 

@@ -66,6 +66,7 @@ MISTAKES: dict[str, tuple[Callable[[Path], None] | None, list[str], str]] = {
     "resume nothing": (None, ["--resume", "{data}"], "is no folder"),
     "resume a foreign folder": (fine, ["--resume", "{data}"], "is no run of ours"),
     "resume otherwise": (fine, ["--resume", "{data}", "--epochs", "3"], "leave out epochs"),
+    "from scratch": (fine, ["{data}", "--from-scratch"], "give the run with --resume"),
     "processes": (fine, ["{data}", "--num-processes", "2"], "belong together"),
 }
 

@@ -81,7 +81,10 @@ def fit_image(image: Image.Image, size: tuple[int, int], fit: Fit) -> UInt8[np.n
     elif fit == "crop":
         fitted = ImageOps.fit(image, (width, height), Image.Resampling.BICUBIC)
     elif fit == "pad":
-        inner = ImageOps.contain(image, (width, height), Image.Resampling.BICUBIC)
+        # As ImageOps.contain, but that a line of pixels stays one: 3000 x 1 would become 32 x 0.
+        scale = min(width / image.width, height / image.height)
+        inside = (max(round(image.width * scale), 1), max(round(image.height * scale), 1))
+        inner = image.resize(inside, Image.Resampling.BICUBIC)
         mean = np.asarray(inner).mean(axis=(0, 1)).round().astype(int)
         fitted = ImageOps.pad(inner, (width, height), color=tuple(np.atleast_1d(mean).tolist()))
     else:
@@ -101,6 +104,8 @@ def _with_image(source: Source, use: Callable[[Image.Image], _T]) -> _T:
             return use(image)
     except UnidentifiedImageError:
         reason = "it is not an image of a kind that Pillow reads"
+    except MemoryError:  # it says nothing about the image
+        raise
     except FileNotFoundError:
         reason = "there is no such file"
     except (Image.DecompressionBombError, Image.DecompressionBombWarning):

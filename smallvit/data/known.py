@@ -209,6 +209,8 @@ def _load_tiny_imagenet(
         def open_member(member: str) -> BytesIO:
             try:
                 return BytesIO(zipped.read(member))
+            except OSError:  # of the disk: it says nothing about the image
+                raise
             except Exception as error:  # a wrong checksum, damaged deflate data
                 raise ValueError(_one_line(error)) from None
 

@@ -5,6 +5,7 @@ import fcntl
 import io
 import platform
 import shlex
+import shutil
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -13,7 +14,8 @@ from itertools import chain, count
 from pathlib import Path
 from typing import Any
 
-from smallvit.common.files import read_json, write_bytes, write_json
+from smallvit.common.files import fitting, read_json, sync_folder, temporary_name, write_bytes, write_json
+from smallvit.common.text import shown
 
 CONFIG, PLAN, RESULT, METRICS = "config.json", "plan.json", "result.json", "metrics.csv"
 MODEL, CHECKPOINTS, LOG, REPORT = "model", "checkpoints", "log.txt", "report.html"
@@ -28,22 +30,35 @@ def run_folder(path: str | Path) -> Path:
 
 def check_name(runs: Path, name: str | None) -> None:
     """A folder that exists is never written into, be it a run or not."""
-    if name and (runs / name).exists():
+    try:
+        str(runs / (name or "")).encode()
+    except UnicodeEncodeError:
+        raise ValueError(f"{runs / (name or '')} is not UTF-8, as checkpoints need: choose another folder") from None
+    if name and (runs / name).exists() and not _is_empty(runs / name):
         raise ValueError(f"{runs / name} exists: choose another --name, or go on with it by --resume {runs / name}")
 
 
 def create_run(runs: Path, name: str | None, default: str, config: dict[str, Any]) -> Path:
     """A new folder with the configuration in it: `name`, or the first of default, default-2, ... that is free."""
     check_name(runs, name)
+    default = fitting(shown(default).replace("\N{REPLACEMENT CHARACTER}", "_"), 200)
     names = chain([default], (f"{default}-{i}" for i in count(2)))
     free = name or next(each for each in names if not (runs / each).exists())
-    try:
-        (runs / free).mkdir(parents=True)
-    except OSError as error:
-        raise ValueError(f"cannot make {runs / free}: {error.strerror}") from None
     command = shlex.join(["smallvit", *sys.argv[1:]]) if Path(sys.argv[0]).name in ("smallvit", "cli.py") else None
-    write_json(runs / free / CONFIG, {"command": command, "config": config, "versions": versions()})
+    making = temporary_name(runs / free)
+    try:
+        making.mkdir(parents=True)
+        write_json(making / CONFIG, {"command": command, "config": config, "versions": versions()})
+        making.rename(runs / free)  # as a whole: a run folder without its configuration would be in everybody's way
+        sync_folder(runs)
+    except OSError as error:
+        shutil.rmtree(making, ignore_errors=True)
+        raise ValueError(f"cannot make {runs / free}: {error.strerror}") from None
     return runs / free
+
+
+def _is_empty(folder: Path) -> bool:
+    return folder.is_dir() and not any(folder.iterdir())
 
 
 def open_run(folder: Path) -> dict[str, Any]:
@@ -65,6 +80,8 @@ def locked(folder: Path) -> Iterator[None]:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise ValueError(f"{folder} is in use by another process: wait until that one ends") from None
+        for left in chain(folder.glob(".*.tmp"), (folder / MODEL).glob(".*.tmp")):  # by a process that was killed
+            left.unlink(missing_ok=True)
         yield
 
 

@@ -22,6 +22,7 @@ from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from smallvit.common.text import shown
 from smallvit.data.decoding import header
 from smallvit.runs.prediction import Predictor
 from smallvit.serving.batching import Batcher
@@ -64,6 +65,7 @@ class _Upload(NamedTuple):
 class _Service:
     def __init__(self, predictor: Predictor, limits: Limits, examples: list[Example]) -> None:
         self.predictor, self.limits, self.examples = predictor, limits, examples
+        self.names = [shown(name) for name in predictor.saved.classes]
         self.held = 0  # bytes of all uploads
         # One thread computes: two would only share the same cores.
         self.computing = ThreadPoolExecutor(1, thread_name_prefix="compute")
@@ -113,7 +115,7 @@ class _Service:
         return JSONResponse(
             {
                 "name": saved.spec.name,
-                "classes": list(saved.classes),
+                "classes": self.names,
                 "preprocess": saved.preprocess.to_json(),
                 "limits": vars(self.limits),
             }
@@ -134,7 +136,7 @@ class _Service:
 
         def answer(image: UInt8[np.ndarray, "H W c"], probabilities: np.ndarray) -> dict[str, Any]:
             order = np.argsort(-probabilities, kind="stable")[:top]
-            classes = self.predictor.saved.classes
+            classes = self.names
             return {"classes": [{"class": classes[i], "probability": float(probabilities[i])} for i in order]}
 
         return await self._answer(request, self.classes, self.limits.images, answer)
@@ -211,7 +213,7 @@ class _Service:
             raise Refused(400, f"the form cannot be read: {error.message}") from None
         try:
             uploads = [
-                _Upload((value.filename or "image")[:200], await value.read())
+                _Upload(shown(value.filename or "image")[:200], await value.read())
                 for _, value in form.multi_items()
                 if isinstance(value, UploadFile)
             ]

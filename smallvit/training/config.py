@@ -83,6 +83,15 @@ class MachineOptions:
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Of the computation; weights stay float32."""
 
+    def resume(self, begun: "MachineOptions") -> "MachineOptions":
+        """For a run that was begun with other options: devices, mesh and processes may change, the results may not."""
+        kept = {name: getattr(begun, name) for name in ("accumulate", "remat", "dtype")}
+        default = MachineOptions()
+        for name, value in kept.items():
+            if (given := getattr(self, name)) not in (getattr(default, name), value):
+                raise ValueError(f"the run was begun with {name}={value}, not {given}: leave out {name}")
+        return replace(self, **kept)
+
 
 @dataclass(frozen=True)
 class RunOptions:
@@ -126,6 +135,8 @@ class TrainConfig:
     """Of what is held out to validate and test, where the data does not say."""
     resume: Folder = None
     """Go on with this run folder, exactly as if it had never stopped."""
+    from_scratch: bool = False
+    """With --resume: set the run's checkpoints aside and begin again at step 0."""
     in_recipe: RecipeOptions = field(default_factory=RecipeOptions)
     machine: MachineOptions = field(default_factory=MachineOptions)
     run: RunOptions = field(default_factory=RunOptions)
@@ -143,8 +154,10 @@ class TrainConfig:
             raise ValueError(f"unknown recipe {self.recipe!r}: there are {', '.join(RECIPES)}")
         if self.resume is not None:
             given = [each.name for each in fields(self) if getattr(self, each.name) != _default(each)]
-            if others := sorted({*given} - {"resume", "machine"}):
+            if others := sorted({*given} - {"resume", "from_scratch", "machine"}):
                 raise ValueError(f"a run goes on as it was begun: leave out {', '.join(others)}, or begin a new one")
+        elif self.from_scratch:
+            raise ValueError("from_scratch sets the checkpoints of a run aside: give the run with --resume")
         _ = self.full_recipe, self.model_fields  # both check what they are given
 
     @property
@@ -169,6 +182,7 @@ class TrainConfig:
                 "fields": tuple(stored["fields"]),
                 "image_size": tuple(size) if isinstance(size, list) else size,
                 "resume": None,
+                "from_scratch": False,
                 "in_recipe": RecipeOptions(**stored["in_recipe"]),
                 "machine": MachineOptions(**stored["machine"]),
                 "run": RunOptions(**{**stored["run"], **paths}),

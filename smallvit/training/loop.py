@@ -15,6 +15,7 @@ import jax
 
 from smallvit.common.env import keep_compiled
 from smallvit.common.files import read_json, write_json
+from smallvit.common.output import lasting_output
 from smallvit.count import multiply_adds
 from smallvit.data import Dataset, load_data
 from smallvit.runs.folder import (
@@ -32,7 +33,7 @@ from smallvit.runs.folder import (
 from smallvit.runs.saved import Spec, save_model
 from smallvit.runs.source import data_digest
 from smallvit.training.checkpoint import Checkpoints
-from smallvit.training.cluster import agree, join, meet
+from smallvit.training.cluster import RESUME, Votes, agree, join, leaving_together, lost, meet
 from smallvit.training.config import DEFAULT_MINUTES, TrainConfig
 from smallvit.training.finish import finish
 from smallvit.training.mesh import make_mesh
@@ -57,6 +58,14 @@ USED = 0.55  # of what a matrix product reaches, the share that a training step 
 class Stopped(Exception):
     """The run ends early, and can go on: its last good state is kept."""
 
+    code = 1  # of the command's exit
+
+
+class Preempted(Stopped):
+    """It was asked to stop, and nothing is wrong: resume it."""
+
+    code = RESUME
+
 
 @dataclass
 class History:
@@ -73,6 +82,7 @@ class History:
     steps: int = 0
 
 
+@lasting_output()
 def train(config: TrainConfig | None = None) -> dict[str, Any]:
     """Does what `smallvit train` does; returns what result.json says and, as `folder`, where it stands."""
     started = time.monotonic()
@@ -80,9 +90,10 @@ def train(config: TrainConfig | None = None) -> dict[str, Any]:
     join(config.machine)
     keep_compiled()
     say = Reporter(quiet=jax.process_index() != 0)
-    folder = config.resume
+    folder, from_scratch = config.resume, config.from_scratch
     if folder is not None:
-        config = replace(TrainConfig.from_json(open_run(folder)), machine=config.machine)
+        begun = TrainConfig.from_json(open_run(folder))
+        config = replace(begun, machine=config.machine.resume(begun.machine))
     else:
         check_name(config.run.runs, config.run.name)
     data = load_data(
@@ -102,19 +113,20 @@ def train(config: TrainConfig | None = None) -> dict[str, Any]:
     spec = Spec(config.model or "", len(data.classes), data.preprocess.size, config.model_fields)
     trainer = _trainer(config, data, spec, say)
     say(f"compiled in {duration(trainer.compile())}")
-    plan = _stored_plan(folder, trainer) if folder is not None else None
+    plan = _stored_plan(folder, trainer) if folder is not None else None  # the first process's, in all of them
     plan = plan or _plan(config, trainer, started)
     if folder is None:  # only now: a user's mistake leaves no folder behind
         default = f"{data.name}-{config.model}"
         folder = Path(agree(lambda: str(create_run(config.run.runs, config.run.name, default, config.to_json()))))
 
-    with locked(folder) if jax.process_index() == 0 else nullcontext():
+    runtime_log = folder / f"runtime-{jax.process_index()}.txt"
+    with leaving_together(runtime_log), locked(folder) if jax.process_index() == 0 else nullcontext():
         say.open_log(folder / LOG)
         say(f"run folder {folder}")
         _store_plan(folder, plan)
         say(f"{plan.steps:,} steps, which are {plan.epochs:.1f} epochs")
         checkpoints = Checkpoints(folder / CHECKPOINTS)
-        found = checkpoints.restore(trainer.abstract_state, say)
+        found = checkpoints.restore(trainer.abstract_state, say, from_scratch=from_scratch)
         if found is None:
             state, history = trainer.init(), History()
         else:
@@ -148,7 +160,7 @@ class Training:
 
     def run(self, state: State, history: History, stopping: threading.Event, until: int | None = None) -> None:
         """The loop, up to the end or `until` a step. A step is waited for only when the next one is on its way."""
-        alone = jax.process_count() == 1  # processes that train together save together, at evaluations
+        votes = Votes(self.trainer.mesh)
         before: Metrics | None = None
         step, saved, begun = history.step, time.monotonic(), time.monotonic()
         since = (step, self.clock())
@@ -165,12 +177,9 @@ class Training:
                 before, step = metrics, step + 1
 
                 evaluates = self.plan.evaluates(step)
-                stops = alone and stopping.is_set()
-                saves = (
-                    stops
-                    or step == self.plan.steps
-                    or (time.monotonic() - saved >= self.config.run.checkpoint_seconds if alone else evaluates)
-                )
+                due = time.monotonic() - saved >= self.config.run.checkpoint_seconds
+                stops, due = votes(stopping.is_set(), due)
+                saves = stops or due or step == self.plan.steps
                 if not (evaluates or saves or self.plan.decides(step)):
                     continue
                 self._account(history, before)
@@ -187,8 +196,10 @@ class Training:
                     if saves:
                         self._save(state, history)
                         saved = time.monotonic()
+                        votes.clear()
                 if stops:
-                    raise Stopped(f"stopped at step {step:,}: `smallvit train --resume {self.folder}` goes on")
+                    meet("stopped")
+                    raise Preempted(f"stopped at step {step:,}: `smallvit train --resume {self.folder}` goes on")
                 begun = time.monotonic()
 
     def _decide(self, step: int, since: tuple[int, float]) -> tuple[int, float]:
@@ -208,6 +219,8 @@ class Training:
         try:
             yield
         except (OSError, ValueError) as error:  # orbax has the latter for whatever the disk says
+            if lost(error):
+                raise
             last = str(error).splitlines()[0].partition(" [os_error")[0].rpartition(": ")[2]
             reason = error.strerror if isinstance(error, OSError) and error.strerror else last
             goes_on = f"`smallvit train --resume {self.folder}` goes on when that is put right"
@@ -332,9 +345,10 @@ def _choose(config: TrainConfig, data: Dataset) -> tuple[TrainConfig, str]:
 
 def _stored_plan(folder: Path, trainer: Trainer) -> Plan | None:
     """The plan of a run that goes on; None if it was stopped before there was one."""
-    if not (folder / PLAN).exists():
+    stored = json.loads(agree(lambda: json.dumps(read_json(folder / PLAN) if (folder / PLAN).exists() else None)))
+    if stored is None:
         return None
-    plan = Plan.from_json(read_json(folder / PLAN))
+    plan = Plan.from_json(stored)
     if plan.data != data_digest(trainer.data):
         raise ValueError(f"the data is not what {folder} was trained on: put it back, or begin a new run")
     if plan.batch_size != trainer.batch_size:
@@ -393,18 +407,25 @@ def _measure(trainer: Trainer, seconds: float = 3.0) -> tuple[float, float]:
 
 @contextmanager
 def _stop_signals() -> Iterator[threading.Event]:
-    """Ctrl-C and a polite kill set the event, so that the loop ends at a whole step; a second one interrupts."""
+    """Ctrl-C and the signals that announce an end set the event, so that the loop ends at a whole step.
+
+    Slurm sends SIGUSR1 if asked to, and SIGTERM; a terminal that closes sends SIGHUP, which `nohup` has ignored. Only a
+    second Ctrl-C interrupts: a scheduler repeats itself while the last state is being written.
+    """
     event = threading.Event()
     if threading.current_thread() is not threading.main_thread():
         yield event
         return
 
     def stop(number: int, _: object) -> None:
-        if event.is_set():
+        if number == signal.SIGINT and event.is_set():
             raise KeyboardInterrupt
         event.set()
 
-    handlers = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
+    numbers = [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1]
+    if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
+        numbers.append(signal.SIGHUP)
+    handlers = {number: signal.signal(number, stop) for number in numbers}
     try:
         yield event
     finally:
