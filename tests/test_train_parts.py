@@ -110,7 +110,7 @@ def test_the_papers_recipe():
     np.testing.assert_allclose(rates, [1e-6, 3e-3, 1e-6], rtol=1e-3)
     assert (paper.passes, paper.epochs, paper.batch_size, paper.weight_decay) == (3, 100, 128, 0.05)
     assert paper.augment == Augment(
-        True, 4, policy="cifar10", erasing=0.25, mixup=0.25, cutmix=0.25, label_smoothing=0.1
+        True, 4, policy="cifar10", erasing=0.25, mixup=0.25, cutmix=0.25, label_smoothing=0.1, fill="black"
     )
 
 

@@ -71,7 +71,14 @@ RECIPES: dict[str, Recipe] = {
         passes=3,
         epochs=100.0,
         augment=Augment(
-            flip=True, crop_padding=4, policy="cifar10", erasing=0.25, mixup=0.25, cutmix=0.25, label_smoothing=0.1
+            flip=True,
+            crop_padding=4,
+            policy="cifar10",
+            erasing=0.25,
+            mixup=0.25,
+            cutmix=0.25,
+            label_smoothing=0.1,
+            fill="black",
         ),
     ),
     # The model card of Keras' example; its text says cosine, its code trains at a constant rate, and so do we.
