@@ -1,13 +1,14 @@
 """The parts of training, each by itself: configuration, rates, weight decay, the step, the mesh, files."""
 
 import json
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import tyro
 
 from smallvit import create_model
 from smallvit.augment import Augment
@@ -227,14 +228,31 @@ def test_configuration_survives_json():
         fields=("dim=96", "spt=false"),
         image_size=(32, 64),
         minutes=2.5,
-        in_recipe=RecipeOptions(flip=False, batch_size=16),
+        drop_path=0.2,
+        in_recipe=RecipeOptions(flip=False, batch_size=16, resized_crop=(0.5, 1.0)),
         run=RunOptions(cache_dir=Path("/tmp/x")),
     )
     again = TrainConfig.from_json(json.loads(json.dumps(config.to_json())))
     assert again == config
     assert again.full_recipe.batch_size == 16
     assert not again.full_recipe.augment.flip
-    assert again.model_fields == {"dim": 96, "spt": False}
+    assert again.model_fields == {"dim": 96, "spt": False, "drop_path": 0.2}
+
+
+def test_every_augmentation_has_an_option_of_its_name():
+    known = {each.name for each in fields(Recipe)} | {each.name for each in fields(Augment)}
+    options = {each.name for each in fields(RecipeOptions)}
+    assert {each.name for each in fields(Augment)} <= options <= known
+    args = "--magnitude 7 --num-ops 3 --crop-padding 0.1 --scale 0.5 1 --color-jitter 0.4 --rotation 0.1 --zoom 0.2"
+    config = tyro.cli(
+        tyro.conf.OmitArgPrefixes[TrainConfig], args=[*args.split(), "--alpha", "0.8", "--drop-path", "0.1"]
+    )
+    assert config.full_recipe.augment == replace(
+        RECIPES["default"].augment,
+        **dict(magnitude=7, num_ops=3, crop_padding=0.1, resized_crop=(0.5, 1.0), colour=0.4, rotation=0.1, zoom=0.2),
+        alpha=0.8,
+    )
+    assert config.model_fields == {"drop_path": 0.1}
 
 
 def test_a_run_folder_is_made_once(tmp_path: Path):

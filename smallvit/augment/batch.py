@@ -124,9 +124,9 @@ def _whole_levels(image: Num[Array, "H W c"]) -> Image:
     return (jnp.round(image) if jnp.issubdtype(image.dtype, jnp.floating) else image).astype(jnp.float32)
 
 
-def _padded_crop(image: Num[Array, "H W c"], draws: Draws, padding: int, fill: Fill) -> Num[Array, "H W c"]:
+def _padded_crop(image: Num[Array, "H W c"], draws: Draws, padding: int | float, fill: Fill) -> Num[Array, "H W c"]:
     height, width, channels = image.shape
-    pad_y, pad_x = (max(1, round(padding * side / 32)) for side in (height, width))
+    pad_y, pad_x = (max(1, round(padding if padding >= 1 else padding * side)) for side in (height, width))
     mode = "symmetric" if fill == "mirror" else "constant"
     padded = jnp.pad(image, ((pad_y, pad_y), (pad_x, pad_x), (0, 0)), mode)
     top, left = jnp.floor(draws * jnp.array([2 * pad_y + 1, 2 * pad_x + 1], jnp.float32)).astype(jnp.int32)

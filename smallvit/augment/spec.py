@@ -16,12 +16,12 @@ class Augment:
     """
 
     flip: bool = False  # left to right, half of the time
-    crop_padding: int = 0  # border around an image of 32 pixels, then a random crop; 64 pixels get twice as much
+    crop_padding: int | float = 0  # border in pixels, or below 1 as a share of the side; then a random crop
     resized_crop: tuple[float, float] | None = None  # the share of the area that is cut out; aspect 3/4 to 4/3
     rotation: float = 0.0  # in turns, to either side
     zoom: float = 0.0  # the height and the width that are seen, each 1 - zoom to 1 + zoom
     policy: Policy = "none"  # AutoAugment (https://arxiv.org/abs/1805.09501) by data set, or RandAugment
-    magnitude: int = 9  # of RandAugment (https://arxiv.org/abs/1909.13719), 0 to 30
+    magnitude: int | float = 3  # of RandAugment (https://arxiv.org/abs/1909.13719), 0 to 10 as in timm
     num_ops: int = 2  # of RandAugment
     colour: float = 0.0  # brightness, contrast and saturation are each multiplied by 1 - colour to 1 + colour
     erasing: float = 0.0  # how often a rectangle becomes the mean colour (https://arxiv.org/abs/1708.04896)
@@ -33,13 +33,13 @@ class Augment:
 
     def __post_init__(self) -> None:
         for name, high, meaning in (
-            ("crop_padding", 32, "pixels at an image side of 32"),
+            ("crop_padding", 32, "pixels, or below 1 a share of the side"),
             ("rotation", 0.5, "a part of a full turn"),
             ("colour", 1, "how far a factor may be from 1"),
             ("erasing", 1, "a probability"),
             ("mixup", 1, "a probability"),
             ("cutmix", 1, "a probability"),
-            ("magnitude", 30, "a bin of RandAugment; 9 is usual"),
+            ("magnitude", 10, "the strength of RandAugment, 10 is the strongest"),
         ):
             value = getattr(self, name)
             if not 0 <= value <= high:

@@ -59,7 +59,7 @@ RECIPES: dict[str, Recipe] = {
         batch_size=32,
         ema=0.03,
         clip=1.0,
-        augment=Augment(flip=True, crop_padding=4, label_smoothing=0.1),
+        augment=Augment(flip=True, crop_padding=0.125, label_smoothing=0.1),
     ),
     # Lee et al., https://arxiv.org/abs/2112.13492. The rate is their ViT's; their other models take 0.001. What their
     # code calls three repetitions are three shuffled passes an epoch.
