@@ -11,10 +11,10 @@ import pytest
 import tyro
 
 from smallvit import create_model
-from smallvit.augment import Augment
+from smallvit.augment import Augment, augment_batch
 from smallvit.common.files import read_json, write_bytes
 from smallvit.common.paths import by_path
-from smallvit.data import Preprocess
+from smallvit.data import Dataset, Preprocess, Split
 from smallvit.runs.folder import create_run, locked, open_run
 from smallvit.runs.prediction import make_predict
 from smallvit.runs.saved import Spec, from_pretrained, save_model
@@ -23,6 +23,7 @@ from smallvit.training.mesh import make_mesh
 from smallvit.training.optimiser import kernels, optimiser
 from smallvit.training.plan import MOMENTS, Plan, choose_augmentation, choose_model, rate_at
 from smallvit.training.step import Pace, make_init, make_step
+from smallvit.training.trainer import _class_weights
 
 
 @pytest.fixture(autouse=True)
@@ -196,10 +197,34 @@ def test_a_batch_in_parts_is_the_same_batch():
         np.testing.assert_allclose(a, b, atol=2e-5)
 
 
-def test_classes_can_be_weighed():
-    _, (plain, *_), _ = Small(PLAIN).run(1)
-    _, (double, *_), _ = Small(PLAIN, weights=jnp.full(3, 2.0)).run(1)
-    np.testing.assert_allclose(double, 2 * plain, rtol=1e-5)
+@pytest.mark.parametrize("augment", [Augment(label_smoothing=0.1), Augment(label_smoothing=0.1, mixup=1.0)])
+def test_balance_weighs_each_image_by_its_class(augment):
+    """The weight comes from what the image shows, not from the share of every class that smoothing puts in."""
+    recipe, counts = replace(PLAIN, augment=augment), np.array([3, 3, 2])
+    weights = _class_weights(replace(recipe, balance=True), labelled(np.repeat([0, 1, 2], 10 * counts)))
+    assert weights is not None
+    np.testing.assert_allclose(weights, 8 / (3 * counts), rtol=1e-6)
+    weights = jnp.array([0.4, 1.0, 50.0])
+    small = Small(recipe, weights=weights)
+    _, (loss, *_), _ = small.run(1)
+
+    key, dropout_key = jax.random.split(jax.random.fold_in(jax.random.key(1), 0))
+    batch = key, jnp.asarray(small.images), jnp.asarray(small.labels), 3
+    x, targets = augment_batch(*batch, augment, PREPROCESS.normalise)
+    _, shown = augment_batch(*batch, replace(augment, label_smoothing=0.0), PREPROCESS.normalise)
+    logits = small.model.apply({"params": small.state.params}, x, train=True, rngs={"dropout": dropout_key})
+    each = -(targets * jax.nn.log_softmax(logits)).sum(1)
+    np.testing.assert_allclose(loss, (each * (shown @ weights)).mean(), rtol=1e-4)
+
+
+def labelled(labels: np.ndarray) -> Dataset:
+    split = Split(np.zeros((len(labels), 8, 8, 3), np.uint8), labels.astype(np.int32), [""] * len(labels))
+    return Dataset("made up", ("a", "b", "c"), split, split, None, PREPROCESS, ())
+
+
+def test_balance_needs_images_of_every_class():
+    with pytest.raises(ValueError, match=r"there are no images of 'b' to train on, so --balance cannot"):
+        _class_weights(replace(PLAIN, balance=True), labelled(np.array([0, 2, 2])))
 
 
 @pytest.mark.parametrize(
