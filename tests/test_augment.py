@@ -176,9 +176,7 @@ def test_autoaugment_leaves_as_many_images_alone_as_published():
     assert alone == pytest.approx(np.prod(off, axis=1).mean(), abs=0.05)
 
 
-@pytest.mark.parametrize(
-    "fill, mode, padding, down", [("mirror", "symmetric", 0.125, 3), ("black", "constant", 4, 4)]
-)
+@pytest.mark.parametrize("fill, mode, padding, down", [("mirror", "symmetric", 0.125, 3), ("black", "constant", 4, 4)])
 def test_flip_and_crop_by_hand(fill, mode, padding, down):
     batch = np.broadcast_to(photograph(), (256, HEIGHT, WIDTH, 3))
     out = np.asarray(augment(KEY, batch, Augment(flip=True, crop_padding=padding, fill=fill)))

@@ -290,6 +290,14 @@ def test_without_network_the_file_and_its_place_are_named(tmp_path: Path, publis
     assert "\n" not in str(caught.value)
 
 
+def test_only_digits_are_not_mirrored(tmp_path: Path):
+    assert {name for name, known in KNOWN.items() if not known.mirrors} == {"mnist", "svhn"}
+    for name, mirrors in (("mnist", False), ("fashion-mnist", True)):
+        write_idx(tmp_path / name)
+        assert load_data(name, data_dir=tmp_path).mirrors is mirrors
+    assert load_data().mirrors
+
+
 def test_unknown_name_is_guessed():
     with pytest.raises(ValueError, match=r"unknown data set 'cifr10', did you mean 'cifar10'"):
         load_data("cifr10")

@@ -264,6 +264,16 @@ def test_configuration_survives_json():
     assert again.model_fields == {"dim": 96, "spt": False, "drop_path": 0.2}
 
 
+@pytest.mark.parametrize("recipe", ["default", "paper", "keras"])
+def test_images_are_mirrored_where_the_data_allows(recipe):
+    photos, digits = labelled(np.arange(3)), replace(labelled(np.arange(3)), mirrors=False)
+    config = TrainConfig(recipe=recipe)
+    assert config.recipe_for(photos) == RECIPES[recipe]
+    assert config.recipe_for(digits).augment == replace(RECIPES[recipe].augment, flip=False)
+    said = replace(config, in_recipe=RecipeOptions(flip=True, batch_size=9))
+    assert said.recipe_for(digits) == replace(RECIPES[recipe], batch_size=9)
+
+
 def test_every_augmentation_has_an_option_of_its_name():
     known = {each.name for each in fields(Recipe)} | {each.name for each in fields(Augment)}
     options = {each.name for each in fields(RecipeOptions)}

@@ -64,3 +64,4 @@ class Dataset:
     test: Split | None
     preprocess: Preprocess
     notes: tuple[str, ...]  # lines for the user: how it was split, what was skipped, duplicates across splits
+    mirrors: bool = True  # whether an image and its mirror image are of the same class; digits and signs are not

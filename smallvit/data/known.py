@@ -7,6 +7,7 @@ import tarfile
 import zipfile
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from functools import partial
 from http.client import HTTPException
 from io import BytesIO
@@ -46,6 +47,7 @@ class Known(NamedTuple):
     read: Callable[[list[Path]], Arrays] | None  # None: its images are files, in a zip archive
     mean: tuple[float, ...]
     std: tuple[float, ...]
+    mirrors: bool = True  # as in Dataset
 
 
 def load_known(
@@ -64,7 +66,7 @@ def load_known(
     for part, (_, labels) in (("train", train), ("test", test)):
         if not len(labels) or labels.min() < 0 or labels.max() >= len(classes):
             raise ValueError(f"the {part} labels of {paths[0].parent} are not class numbers below {len(classes)}")
-    return from_arrays(
+    data = from_arrays(
         name,
         classes,
         {"train": train, "test": test},
@@ -73,6 +75,7 @@ def load_known(
         seed=seed,
         mean_std=(known.mean, known.std),
     )
+    return replace(data, mirrors=known.mirrors)
 
 
 def _find(name: str, file: File, data_dir: Path) -> Path:
@@ -318,6 +321,7 @@ KNOWN: Mapping[str, Known] = {
         _read_svhn,
         (0.4377, 0.4438, 0.4728),
         (0.1980, 0.2010, 0.1970),
+        mirrors=False,
     ),
     "tiny-imagenet": Known(
         (
@@ -354,5 +358,6 @@ KNOWN: Mapping[str, Known] = {
         partial(_read_mnist, classes=DIGITS),
         (0.1307,),
         (0.3081,),
+        mirrors=False,
     ),
 }

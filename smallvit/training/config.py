@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal, get_args
 import tyro
 
 from smallvit.augment.spec import Fill, Policy
+from smallvit.data import Dataset
 from smallvit.ops import Size
 from smallvit.training.recipe import RECIPES, Recipe
 
@@ -46,7 +47,7 @@ class RecipeOptions:
     balance: Switch = None
     """Weigh the classes so that each counts the same."""
     flip: Switch = None
-    """Mirror images; switch it off where left and right matter."""
+    """Mirror images; switch it off where left and right matter, as in digits and signs."""
     crop_padding: Float = None
     """Border around an image, in pixels or below 1 as a share of its side, before a random crop."""
     resized_crop: Annotated[Shares, tyro.conf.arg(aliases=("--scale",))] = None
@@ -171,6 +172,12 @@ class TrainConfig:
     @property
     def full_recipe(self) -> Recipe:
         return self.in_recipe.apply(RECIPES[self.recipe])
+
+    def recipe_for(self, data: Dataset) -> Recipe:
+        """The recipe as the data needs it, unless the user says otherwise."""
+        recipe = RECIPES[self.recipe]
+        augment = replace(recipe.augment, flip=recipe.augment.flip and data.mirrors)
+        return self.in_recipe.apply(replace(recipe, augment=augment))
 
     @property
     def model_fields(self) -> dict[str, Any]:

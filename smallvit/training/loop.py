@@ -265,7 +265,9 @@ class Training:
 
 
 def _trainer(config: TrainConfig, data: Dataset, spec: Spec, say: Reporter) -> Trainer:
-    recipe, mesh = config.full_recipe, make_mesh(config.machine.mesh)
+    recipe, mesh = config.recipe_for(data), make_mesh(config.machine.mesh)
+    if not data.mirrors and not recipe.augment.flip:
+        say(f"images are not mirrored: left and right matter in {data.name} (--flip True mirrors them)")
     parts = mesh.size * config.machine.accumulate * recipe.repeats
     batch_size = recipe.batch_size
     if batch_size > len(data.train):
