@@ -200,7 +200,7 @@ def _load_tiny_imagenet(
     except Exception as error:  # no zip file, a torn one, a missing member, lines of another form
         raise ValueError(f"cannot read {archive}: {_one_line(error)}") from None
     labels = {part: np.array([entry.label for entry in entries], np.int32) for part, entries in given.items()}
-    rows, note = split_rest(labels, classes, seed)
+    rows, note = split_rest(labels, classes, seed, (entry.content for entry in given["train"]))
     parts = {
         part: given[source] if indices is None else [given[source][i] for i in indices]
         for part, (source, indices) in rows.items()
