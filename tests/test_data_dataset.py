@@ -61,7 +61,7 @@ def test_equal_images_stay_together(seed: int):
     parts = stratified(labels, "abc", (0.1, 0.1), seed, contents.tolist())
     np.testing.assert_array_equal(np.sort(np.concatenate(parts)), np.arange(300))
     train, val, test = (set(contents[part].tolist()) for part in parts)
-    assert not (train & val or train & test or val & test)
+    assert not (train & val) | (train & test) | (val & test)
     assert all(set(labels[part].tolist()) == {0, 1, 2} for part in parts)
     assert 15 <= len(parts[1]) <= 60
 
