@@ -112,8 +112,23 @@ def test_the_papers_recipe():
     np.testing.assert_allclose(rates, [1e-6, 3e-3, 1e-6], rtol=1e-3)
     assert (paper.passes, paper.epochs, paper.batch_size, paper.weight_decay) == (3, 100, 128, 0.05)
     assert paper.augment == Augment(
-        True, 4, policy="cifar10", erasing=0.25, mixup=0.25, cutmix=0.25, label_smoothing=0.1, fill="black"
+        True, 4, policy="imagenet", erasing=0.25, mixup=0.25, cutmix=0.25, label_smoothing=0.1, fill="black"
     )
+
+
+def test_the_papers_recipe_has_the_policy_of_the_data():
+    data, config = labelled(np.arange(3)), TrainConfig(recipe="paper")
+    for policy in ("cifar10", "svhn", "imagenet"):
+        assert config.recipe_for(replace(data, policy=policy)).augment.policy == policy
+    said = TrainConfig(recipe="paper", in_recipe=RecipeOptions(policy="none"))
+    assert said.recipe_for(replace(data, policy="svhn")).augment.policy == "none"
+    assert TrainConfig().recipe_for(replace(data, policy="svhn")).augment.policy == "none"
+
+
+def test_kerass_recipe_decays_as_its_card():
+    keras = RECIPES["keras"]
+    np.testing.assert_allclose([plan(50).pace(keras, step).decay for step in range(50)], 1e-4, rtol=1e-6)
+    assert keras.decay_all
 
 
 def test_only_kernels_decay_unless_all_do():

@@ -20,7 +20,7 @@ import numpy as np
 from smallvit.common.files import write_safely
 from smallvit.data.arrays import Labelled, from_arrays
 from smallvit.data.cache import decoded
-from smallvit.data.dataset import Dataset, Fit, Preprocess, Split
+from smallvit.data.dataset import Dataset, Fit, Policy, Preprocess, Split
 from smallvit.data.embedded import FASHION_CLASSES
 from smallvit.data.progress import progress_bar
 from smallvit.data.splits import split_rest
@@ -47,7 +47,8 @@ class Known(NamedTuple):
     read: Callable[[list[Path]], Arrays] | None  # None: its images are files, in a zip archive
     mean: tuple[float, ...]
     std: tuple[float, ...]
-    mirrors: bool = True  # as in Dataset
+    policy: Policy = "imagenet"  # this and the next as in Dataset
+    mirrors: bool = True
 
 
 def load_known(
@@ -75,7 +76,7 @@ def load_known(
         seed=seed,
         mean_std=(known.mean, known.std),
     )
-    return replace(data, mirrors=known.mirrors)
+    return replace(data, policy=known.policy, mirrors=known.mirrors)
 
 
 def _find(name: str, file: File, data_dir: Path) -> Path:
@@ -292,6 +293,7 @@ KNOWN: Mapping[str, Known] = {
         ),
         (0.4914, 0.4822, 0.4465),
         (0.2470, 0.2435, 0.2616),
+        policy="cifar10",
     ),
     "cifar100": Known(
         (
@@ -312,6 +314,7 @@ KNOWN: Mapping[str, Known] = {
         ),
         (0.5070, 0.4865, 0.4409),
         (0.2673, 0.2564, 0.2762),
+        policy="cifar10",
     ),
     "svhn": Known(
         (
@@ -321,6 +324,7 @@ KNOWN: Mapping[str, Known] = {
         _read_svhn,
         (0.4377, 0.4438, 0.4728),
         (0.1980, 0.2010, 0.1970),
+        policy="svhn",
         mirrors=False,
     ),
     "tiny-imagenet": Known(

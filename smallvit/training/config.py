@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal, get_args
 
 import tyro
 
+from smallvit.augment.policies import AUTOAUGMENT
 from smallvit.augment.spec import Fill, Policy
 from smallvit.data import Dataset
 from smallvit.ops import Size
@@ -176,7 +177,8 @@ class TrainConfig:
     def recipe_for(self, data: Dataset) -> Recipe:
         """The recipe as the data needs it, unless the user says otherwise."""
         recipe = RECIPES[self.recipe]
-        augment = replace(recipe.augment, flip=recipe.augment.flip and data.mirrors)
+        policy = data.policy if recipe.augment.policy in AUTOAUGMENT else recipe.augment.policy
+        augment = replace(recipe.augment, flip=recipe.augment.flip and data.mirrors, policy=policy)
         return self.in_recipe.apply(replace(recipe, augment=augment))
 
     @property
