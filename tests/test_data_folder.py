@@ -164,6 +164,17 @@ def test_duplicates_are_named(tmp_path: Path, cache: Path):
     assert not any("warning" in note for note in load_data(make(tmp_path / "x", a=3, b=3), cache_dir=cache).notes)
 
 
+def test_duplicates_stay_on_one_side(tmp_path: Path, cache: Path):
+    folder = make(tmp_path, a=20, b=20)
+    for path in list(folder.rglob("*.png")):
+        path.with_name(f"copy-of-{path.name}").write_bytes(path.read_bytes())
+    for seed in range(3):
+        data = load_data(folder, cache_dir=cache, seed=seed)
+        assert data.test is not None
+        assert (len(data.train), len(data.val), len(data.test)) == (64, 8, 8)
+        assert not any("warning" in note for note in data.notes)
+
+
 def test_cache_is_reused_and_mended(tmp_path: Path, cache: Path, capfd: pytest.CaptureFixture[str]):
     folder = make(tmp_path / "pets", a=4, b=4)
 

@@ -285,7 +285,7 @@ def _split(found: Sequence[Found], classes: Sequence[str], seed: int) -> tuple[d
     for entry in found:
         given.setdefault(entry.part, []).append(entry)
     labels = {part: np.array([entry.label for entry in entries]) for part, entries in given.items()}
-    rows, how = split_rest(labels, classes, seed)
+    rows, how = split_rest(labels, classes, seed, (entry.content for entry in given["train"]))
     return {
         part: given[source] if indices is None else [given[source][i] for i in indices]
         for part, (source, indices) in rows.items()

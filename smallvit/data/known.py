@@ -7,6 +7,7 @@ import tarfile
 import zipfile
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from functools import partial
 from http.client import HTTPException
 from io import BytesIO
@@ -19,7 +20,7 @@ import numpy as np
 from smallvit.common.files import write_safely
 from smallvit.data.arrays import Labelled, from_arrays
 from smallvit.data.cache import decoded
-from smallvit.data.dataset import Dataset, Fit, Preprocess, Split
+from smallvit.data.dataset import Dataset, Fit, Policy, Preprocess, Split
 from smallvit.data.embedded import FASHION_CLASSES
 from smallvit.data.progress import progress_bar
 from smallvit.data.splits import split_rest
@@ -46,6 +47,8 @@ class Known(NamedTuple):
     read: Callable[[list[Path]], Arrays] | None  # None: its images are files, in a zip archive
     mean: tuple[float, ...]
     std: tuple[float, ...]
+    policy: Policy = "imagenet"  # this and the next as in Dataset
+    mirrors: bool = True
 
 
 def load_known(
@@ -64,7 +67,7 @@ def load_known(
     for part, (_, labels) in (("train", train), ("test", test)):
         if not len(labels) or labels.min() < 0 or labels.max() >= len(classes):
             raise ValueError(f"the {part} labels of {paths[0].parent} are not class numbers below {len(classes)}")
-    return from_arrays(
+    data = from_arrays(
         name,
         classes,
         {"train": train, "test": test},
@@ -73,6 +76,7 @@ def load_known(
         seed=seed,
         mean_std=(known.mean, known.std),
     )
+    return replace(data, policy=known.policy, mirrors=known.mirrors)
 
 
 def _find(name: str, file: File, data_dir: Path) -> Path:
@@ -197,7 +201,7 @@ def _load_tiny_imagenet(
     except Exception as error:  # no zip file, a torn one, a missing member, lines of another form
         raise ValueError(f"cannot read {archive}: {_one_line(error)}") from None
     labels = {part: np.array([entry.label for entry in entries], np.int32) for part, entries in given.items()}
-    rows, note = split_rest(labels, classes, seed)
+    rows, note = split_rest(labels, classes, seed, (entry.content for entry in given["train"]))
     parts = {
         part: given[source] if indices is None else [given[source][i] for i in indices]
         for part, (source, indices) in rows.items()
@@ -291,6 +295,7 @@ KNOWN: Mapping[str, Known] = {
         ),
         (0.4914, 0.4822, 0.4465),
         (0.2470, 0.2435, 0.2616),
+        policy="cifar10",
     ),
     "cifar100": Known(
         (
@@ -311,6 +316,7 @@ KNOWN: Mapping[str, Known] = {
         ),
         (0.5070, 0.4865, 0.4409),
         (0.2673, 0.2564, 0.2762),
+        policy="cifar10",
     ),
     "svhn": Known(
         (
@@ -320,6 +326,8 @@ KNOWN: Mapping[str, Known] = {
         _read_svhn,
         (0.4377, 0.4438, 0.4728),
         (0.1980, 0.2010, 0.1970),
+        policy="svhn",
+        mirrors=False,
     ),
     "tiny-imagenet": Known(
         (
@@ -356,5 +364,6 @@ KNOWN: Mapping[str, Known] = {
         partial(_read_mnist, classes=DIGITS),
         (0.1307,),
         (0.3081,),
+        mirrors=False,
     ),
 }

@@ -7,6 +7,9 @@ from typing import Annotated, Any, Literal, get_args
 
 import tyro
 
+from smallvit.augment.policies import AUTOAUGMENT
+from smallvit.augment.spec import Fill, Policy
+from smallvit.data import Dataset
 from smallvit.ops import Size
 from smallvit.training.recipe import RECIPES, Recipe
 
@@ -19,14 +22,14 @@ Text = Annotated[str | None, tyro.conf.arg(metavar="TEXT", help_behavior_hint=""
 Folder = Annotated[Path | None, tyro.conf.arg(metavar="PATH", help_behavior_hint="")]
 Switch = Annotated[bool | None, tyro.conf.arg(metavar="True|False", help_behavior_hint="")]
 Sides = Annotated[Size | None, tyro.conf.arg(metavar="INT [INT]", help_behavior_hint="")]
+Shares = Annotated[tuple[float, float] | None, tyro.conf.arg(metavar="LOW HIGH", help_behavior_hint="")]
 Fields = Annotated[tuple[str, ...], tyro.conf.arg(metavar="NAME=VALUE ...", help_behavior_hint="")]
-Policy = Literal["none", "randaugment", "cifar10", "svhn", "imagenet"]
 Data = Annotated[str | None, tyro.conf.Positional, tyro.conf.arg(metavar="DATA", help_behavior_hint="")]
 
 
 @dataclass(frozen=True)
 class RecipeOptions:
-    """In place of what the recipe says."""
+    """In place of what the recipe says: each is a field of `Recipe` or of `Augment`."""
 
     batch_size: Int = None
     """Images of a step."""
@@ -45,17 +48,35 @@ class RecipeOptions:
     balance: Switch = None
     """Weigh the classes so that each counts the same."""
     flip: Switch = None
-    """Mirror images; switch it off where left and right matter."""
+    """Mirror images; switch it off where left and right matter, as in digits and signs."""
+    crop_padding: Float = None
+    """Border around an image, in pixels or below 1 as a share of its side, before a random crop."""
+    resized_crop: Annotated[Shares, tyro.conf.arg(aliases=("--scale",))] = None
+    """Shares of the area that a random resized crop has, as in 0.5 1."""
+    rotation: Float = None
+    """Largest rotation, in turns."""
+    zoom: Float = None
+    """Largest zoom in or out, as a share of the side."""
     policy: Annotated[Policy | None, tyro.conf.arg(metavar="|".join(get_args(Policy)), help_behavior_hint="")] = None
     """RandAugment, or one of AutoAugment's policies."""
+    magnitude: Float = None
+    """Strength of RandAugment, 0 to 10."""
+    num_ops: Int = None
+    """How many operations RandAugment does to an image."""
+    colour: Annotated[Float, tyro.conf.arg(aliases=("--color-jitter",))] = None
+    """How far brightness, contrast and saturation are changed, 0 to 1."""
     mixup: Float = None
     """Probability that a batch is mixed."""
     cutmix: Float = None
     """Probability that a batch is cut-mixed."""
-    erasing: Float = None
+    alpha: Float = None
+    """Of the Beta distribution that mixup and cutmix draw from."""
+    erasing: Annotated[Float, tyro.conf.arg(aliases=("--reprob",))] = None
     """Probability that a box of an image is erased."""
-    label_smoothing: Float = None
+    label_smoothing: Annotated[Float, tyro.conf.arg(aliases=("--smoothing",))] = None
     """Share of the label that all classes get."""
+    fill: Annotated[Fill | None, tyro.conf.arg(metavar="|".join(get_args(Fill)), help_behavior_hint="")] = None
+    """What lies beyond the border of an image that crops and policies move."""
 
     def apply(self, recipe: Recipe) -> Recipe:
         given = {name: value for name, value in vars(self).items() if value is not None}
@@ -119,6 +140,8 @@ class TrainConfig:
     """A name from `smallvit models`, sl_ in front for SPT and LSA; by default what suits the data and the time."""
     fields: Fields = ()
     """Further fields of the model, as in dim=96 spt=false."""
+    drop_path: Float = None
+    """How often a block of the model is left out in training; by default as the model has it."""
     recipe: Literal["default", "paper", "keras"] = "default"
     """How to train; `default` adds augmentation by the number of epochs that fit."""
     minutes: Float = None
@@ -164,30 +187,40 @@ class TrainConfig:
     def full_recipe(self) -> Recipe:
         return self.in_recipe.apply(RECIPES[self.recipe])
 
+    def recipe_for(self, data: Dataset) -> Recipe:
+        """The recipe as the data needs it, unless the user says otherwise."""
+        recipe = RECIPES[self.recipe]
+        policy = data.policy if recipe.augment.policy in AUTOAUGMENT else recipe.augment.policy
+        augment = replace(recipe.augment, flip=recipe.augment.flip and data.mirrors, policy=policy)
+        return self.in_recipe.apply(replace(recipe, augment=augment))
+
     @property
     def model_fields(self) -> dict[str, Any]:
-        pairs = dict(parse_field(text) for text in self.fields)
-        return pairs if self.machine.dtype == "float32" else {**pairs, "dtype": self.machine.dtype}
+        given: dict[str, Any] = {} if self.drop_path is None else {"drop_path": self.drop_path}
+        if self.machine.dtype != "float32":
+            given["dtype"] = self.machine.dtype
+        return dict(parse_field(text) for text in self.fields) | given
 
     def to_json(self) -> dict[str, Any]:
         return json.loads(json.dumps(asdict(self), default=str))
 
     @classmethod
     def from_json(cls, stored: dict[str, Any]) -> "TrainConfig":
-        size = stored["image_size"]
         paths = {name: Path(stored["run"][name]) for name in ("runs", "data_dir", "cache_dir") if stored["run"][name]}
         return cls(
             **{
-                **stored,
-                "fields": tuple(stored["fields"]),
-                "image_size": tuple(size) if isinstance(size, list) else size,
+                **_with_tuples(stored),
                 "resume": None,
                 "from_scratch": False,
-                "in_recipe": RecipeOptions(**stored["in_recipe"]),
+                "in_recipe": RecipeOptions(**_with_tuples(stored["in_recipe"])),
                 "machine": MachineOptions(**stored["machine"]),
                 "run": RunOptions(**{**stored["run"], **paths}),
             }
         )
+
+
+def _with_tuples(stored: dict[str, Any]) -> dict[str, Any]:
+    return {name: tuple(value) if isinstance(value, list) else value for name, value in stored.items()}
 
 
 def _default(each: Field[Any]) -> Any:

@@ -18,6 +18,7 @@ from smallvit.common.files import read_json, write_json
 from smallvit.common.output import lasting_output
 from smallvit.count import multiply_adds
 from smallvit.data import Dataset, load_data
+from smallvit.layers import Classifier
 from smallvit.runs.folder import (
     CACHE,
     CHECKPOINTS,
@@ -36,6 +37,7 @@ from smallvit.training.checkpoint import Checkpoints
 from smallvit.training.cluster import RESUME, Votes, agree, join, leaving_together, lost, meet
 from smallvit.training.config import DEFAULT_MINUTES, TrainConfig
 from smallvit.training.finish import finish
+from smallvit.training.fitting import fitting_size
 from smallvit.training.mesh import make_mesh
 from smallvit.training.plan import (
     EVALUATING,
@@ -96,17 +98,12 @@ def train(config: TrainConfig | None = None) -> dict[str, Any]:
         config = replace(begun, machine=config.machine.resume(begun.machine))
     else:
         check_name(config.run.runs, config.run.name)
-    data = load_data(
-        config.data,
-        image_size=config.image_size,
-        fit=config.fit,
-        seed=config.split_seed,
-        data_dir=config.run.data_dir,
-        cache_dir=config.run.cache_dir or config.run.runs / CACHE,
-    )
+    data = _load(config)
     for line in data.notes:
         say(line)
     if folder is None:
+        if config.model is not None and config.image_size is None:
+            config, data = _fit_size(config, data, say)
         config, reason = _choose(config, data)
         if reason:
             say(reason)
@@ -277,8 +274,39 @@ class Training:
         self.checkpoints.save(history.step, state, asdict(history))
 
 
+def _load(config: TrainConfig) -> Dataset:
+    return load_data(
+        config.data,
+        image_size=config.image_size,
+        fit=config.fit,
+        seed=config.split_seed,
+        data_dir=config.run.data_dir,
+        cache_dir=config.run.cache_dir or config.run.runs / CACHE,
+    )
+
+
+def _fit_size(config: TrainConfig, data: Dataset, say: Reporter) -> tuple[TrainConfig, Dataset]:
+    """With the images brought to a size that the model takes, if theirs is none."""
+    height, width = data.preprocess.size
+
+    def create(size: tuple[int, int]) -> Classifier:
+        return Spec(config.model or "", len(data.classes), size, config.model_fields).create()
+
+    size = fitting_size(create, (height, width), data.preprocess.channels)
+    if size == (height, width):
+        return config, data
+    say(
+        f"{config.model} does not take images of {height} x {width}: they are brought to {size[0]} x {size[1]} "
+        "(--image-size chooses another)"
+    )
+    config = replace(config, image_size=size)
+    return config, _load(config)
+
+
 def _trainer(config: TrainConfig, data: Dataset, spec: Spec, say: Reporter) -> Trainer:
-    recipe, mesh = config.full_recipe, make_mesh(config.machine.mesh)
+    recipe, mesh = config.recipe_for(data), make_mesh(config.machine.mesh)
+    if not data.mirrors and not recipe.augment.flip:
+        say(f"images are not mirrored: left and right matter in {data.name} (--flip True mirrors them)")
     parts = mesh.size * config.machine.accumulate * recipe.repeats
     batch_size = recipe.batch_size
     if batch_size > len(data.train):
