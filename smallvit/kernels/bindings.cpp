@@ -727,46 +727,56 @@ ffi::Error dense_gradient(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::AnyBuffer
   });
 }
 
-// `weights` (d, columns) on the windows of x; y is (batch, rows, columns of windows, columns).
+// `y` is the result, (batch, rows, columns, features), or its derivative.
+Conv conv_task(const ffi::AnyBuffer& x, const ffi::AnyBuffer& y, Pair size, Pair stride, Pair padding) {
+  Conv task;
+  task.windows = window_task(x, y, size, stride, padding);
+  task.windows.from = x.untyped_data();
+  task.features = y.dimensions()[3];
+  need(y.element_type() == x.element_type(), "y must be of x's type");
+  need(x.element_count() && y.element_count(), "x and y must not be empty");
+  return task;
+}
+
+int64_t window_size(const Unfold& windows) { return windows.tall * windows.wide * windows.channels; }
+
+// `weights` are (numbers of a window, features).
 ffi::Error conv(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::AnyBuffer weights, ffi::Result<ffi::AnyBuffer> y,
                 Pair size, Pair stride, Pair padding) {
   return guarded([&] {
-    Unfold windows = window_task(x, *y, size, stride, padding);
-    windows.from = x.untyped_data();
-    Dense task;
-    task.rows = windows.batch * windows.rows * windows.columns;
-    task.depth = windows.tall * windows.wide * windows.channels;
-    task.columns = y->dimensions()[3];
-    need(is(weights, {task.depth, task.columns}) && weights.element_type() == x.element_type() &&
-             y->element_type() == x.element_type(),
-         "the weights must be (pixels of a window, columns), and all of one type");
-    need(x.element_count() && y->element_count(), "x and y must not be empty");
-    task.windows = &windows;
-    task.a = x.untyped_data();
-    task.b = weights.untyped_data();
-    task.c = y->untyped_data();
-    run_dense(pool, task, kernels_for(x), is_float32(x));
+    Conv task = conv_task(x, *y, size, stride, padding);
+    need(is(weights, {window_size(task.windows), task.features}) && weights.element_type() == x.element_type(),
+         "the weights must be (numbers of a window, features) and of x's type");
+    task.kernel = weights.untyped_data();
+    task.y = y->untyped_data();
+    const Kernels& kernels = kernels_for(x);
+    // Few parts, for each packs the weights.
+    const int64_t rows = task.windows.batch * task.windows.rows, threads = workers(pool, rows);
+    const int64_t parts = threads == 1 ? 1 : std::min(rows, 2 * threads);
+    const int64_t scratch_size = Floats::aligned(kernels.conv_scratch(task));
+    const Floats scratch(scratch_size * threads);
+    share_out(pool, parts, [&](int64_t part, int64_t worker) {
+      kernels.conv(task, rows * part / parts, rows * (part + 1) / parts, scratch.data() + worker * scratch_size);
+    });
   });
 }
 
 ffi::Error conv_gradient(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::AnyBuffer dy,
                          ffi::Result<ffi::AnyBuffer> dweights, Pair size, Pair stride, Pair padding) {
   return guarded([&] {
-    Unfold windows = window_task(x, dy, size, stride, padding);
-    windows.from = x.untyped_data();
-    DenseGradient task;
-    task.depth = windows.batch * windows.rows * windows.columns;
-    task.rows = windows.tall * windows.wide * windows.channels;
-    task.columns = dy.dimensions()[3];
-    need(dy.element_type() == x.element_type(), "dy must be of x's type");
-    need(x.element_count() && dy.element_count(), "x and dy must not be empty");
-    task.windows = &windows;
-    task.a = x.untyped_data();
-    task.b = dy.untyped_data();
-    task.c = sized(dweights, {task.rows, task.columns});
-    const Floats sums(task.columns);
-    task.sums = sums.data();
-    run_dense_gradient(pool, task, kernels_for(x));
+    Conv task = conv_task(x, dy, size, stride, padding);
+    task.dy = dy.untyped_data();
+    const int64_t rows = window_size(task.windows);
+    task.dkernel = sized(dweights, {rows, task.features});
+    const Kernels& kernels = kernels_for(x);
+    constexpr int64_t UNIT = 48;  // rows: whole blocks of every kind
+    const int64_t step = even_step(rows, UNIT, rows, pool.num_threads());
+    const int64_t scratch_size = Floats::aligned(kernels.conv_gradient_scratch(task));
+    const Floats scratch(scratch_size * workers(pool, count(rows, step)));
+    share_out(pool, count(rows, step), [&](int64_t part, int64_t worker) {
+      kernels.conv_gradient(task, part * step, std::min(rows, (part + 1) * step),
+                            scratch.data() + worker * scratch_size);
+    });
   });
 }
 

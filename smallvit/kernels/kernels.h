@@ -80,6 +80,16 @@ struct Depthwise {
   void* y = nullptr;
 };
 
+// A convolution: what becomes of each window of x is `features` numbers.
+struct Conv {
+  Unfold windows;  // of x, which is `from`
+  int64_t features = 0;
+  const void* kernel = nullptr;  // (tall * wide * channels, features)
+  void* y = nullptr;             // (batch, rows, columns, features)
+  const void* dy = nullptr;
+  float* dkernel = nullptr;
+};
+
 // How deep a panel of float32 weights is at most: a few rows of so many numbers stay in the first-level cache.
 constexpr int64_t DEEPEST = 768;
 
@@ -87,7 +97,6 @@ constexpr int64_t DEEPEST = 768;
 struct Dense {
   int64_t rows = 0, depth = 0, columns = 0;
   const void *a = nullptr, *b = nullptr;
-  const Unfold* windows = nullptr;  // or null: then the rows of `a` are these windows, gathered on the way
   const float* bias = nullptr;  // (columns), or null
   void* c = nullptr;
   void* plain = nullptr;        // a b + bias, or null where nobody wants it
@@ -99,7 +108,6 @@ struct Dense {
 struct DenseGradient {
   int64_t rows = 0, depth = 0, columns = 0;
   const void *a = nullptr, *b = nullptr;
-  const Unfold* windows = nullptr;  // as in Dense
   float *c = nullptr, *sums = nullptr;
 };
 
@@ -132,6 +140,10 @@ struct Kernels {
   void (*dense)(const Dense&, int64_t top, int64_t bottom, int64_t left, int64_t right, float* scratch);
   void (*dense_gradient)(const DenseGradient&, int64_t top, int64_t bottom, int64_t left, int64_t right,
                          float* scratch);
+  int64_t (*conv_scratch)(const Conv&);
+  int64_t (*conv_gradient_scratch)(const Conv&);
+  void (*conv)(const Conv&, int64_t from, int64_t to, float* scratch);  // rows of y, counted through all images
+  void (*conv_gradient)(const Conv&, int64_t top, int64_t bottom, float* scratch);  // rows of dkernel
   void (*depthwise)(const Depthwise&, int64_t from, int64_t to);
   void (*depthwise_gradient)(const Depthwise&, int64_t from, int64_t to, float* dkernel);  // of images [from, to)
 };
