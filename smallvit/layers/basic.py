@@ -14,6 +14,10 @@ from smallvit.ops import at_least_float32, batch_norm, layer_norm, multiply
 Factory = Callable[..., nn.Module]
 
 
+def normal_or_xavier(std: float | None) -> jax.nn.initializers.Initializer:
+    return nn.initializers.xavier_normal() if std is None else nn.initializers.normal(std)
+
+
 class Dense(nn.Module):
     """x @ kernel + bias over the last axis, whatever stands in front of it; with `gelu`, the exact GELU of that."""
 
@@ -22,14 +26,23 @@ class Dense(nn.Module):
     gelu: bool = False
     dtype: DTypeLike = jnp.float32
     kernel_init: jax.nn.initializers.Initializer = nn.initializers.xavier_normal()
+    uniform: bool = False  # kernel and bias are uniform within 1 / sqrt(inputs) at first, which is torch's default
 
     @nn.compact
     def __call__(self, x: Float[Array, "*lead d"]) -> Float[Array, "*lead features"]:
-        kernel = self.param("kernel", self.kernel_init, (x.shape[-1], self.features))
-        bias = self.param("bias", nn.initializers.zeros, (self.features,)) if self.use_bias else None
+        kernel_init, bias_init = self.kernel_init, nn.initializers.zeros
+        if self.uniform:
+            kernel_init = bias_init = _uniform_within(x.shape[-1] ** -0.5)
+        kernel = self.param("kernel", kernel_init, (x.shape[-1], self.features))
+        bias = self.param("bias", bias_init, (self.features,)) if self.use_bias else None
         # One 2-D product: the gradients of the 3-D one take nearly twice as long on a CPU.
         flat, kernel = x.reshape(-1, x.shape[-1]).astype(self.dtype), kernel.astype(self.dtype)
         return multiply(flat, kernel, bias, gelu=self.gelu).reshape(*x.shape[:-1], self.features)
+
+
+def _uniform_within(bound: float) -> jax.nn.initializers.Initializer:
+    draw = jax.nn.initializers.uniform(2 * bound)  # from 0
+    return lambda *args, **kwargs: draw(*args, **kwargs) - bound
 
 
 class LayerNorm(nn.Module):
