@@ -45,9 +45,10 @@ def test_a_kill_while_a_run_folder_is_made_is_in_nobody_s_way(tmp_path: Path, mo
     def killed(*_: object) -> None:
         raise KeyboardInterrupt  # like a kill, no clean-up of ours takes it
 
-    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+    with monkeypatch.context() as patched:
         patched.setattr("smallvit.runs.folder.write_json", killed)
-        create_run(tmp_path, "model-0", "default", {})
+        with pytest.raises(KeyboardInterrupt):
+            create_run(tmp_path, "model-0", "default", {})
     check_name(tmp_path, "model-0")  # there is none yet
     (tmp_path / "model-0").mkdir()  # an empty one is none either
     started: list[TrainConfig] = []
