@@ -34,6 +34,7 @@ from smallvit.serving.openapi import describe
 
 KINDS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF")  # the usual ones: each further parser is one more to trust
 BYTES = 16  # of memory that a pixel takes while it is decoded, at most: four of colour and opacity, in copies
+JPEG_BYTES = 8  # they are shrunk on the way, but progressive ones hold all their coefficients
 
 PAGE = (files("smallvit.serving") / "page.html").read_text()
 
@@ -99,6 +100,7 @@ class _Service:
         self.decoding = ThreadPoolExecutor(limits.decoders, thread_name_prefix="decode")
         self.decoding_large = ThreadPoolExecutor(1, thread_name_prefix="decode-large")
         self.budget = Budget(limits.decoding)
+        self.large = 0  # images that wait for that thread, or are in it
 
     @asynccontextmanager
     async def lifespan(self, app: Starlette) -> AsyncIterator[None]:
@@ -267,10 +269,18 @@ class _Service:
         """In the thread for its size, and when there is memory for it: no image keeps smaller ones waiting."""
         loop = asyncio.get_running_loop()
         pixels = await loop.run_in_executor(self.decoding, self._pixels, upload)
-        needed = pixels * BYTES
-        pool = self.decoding_large if needed > self.limits.large else self.decoding
-        async with self.budget.take(needed):
-            return await loop.run_in_executor(pool, self._decode, upload)
+        needed = pixels * (JPEG_BYTES if upload.content.startswith(b"\xff\xd8") else BYTES)
+        if needed <= self.limits.large:
+            async with self.budget.take(needed):
+                return await loop.run_in_executor(self.decoding, self._decode, upload)
+        if self.large >= self.limits.large_queue:
+            raise Refused(503, f"{self.large} large images wait to be decoded: send smaller ones, or try again later")
+        self.large += 1
+        try:
+            async with self.budget.take(needed):
+                return await loop.run_in_executor(self.decoding_large, self._decode, upload)
+        finally:
+            self.large -= 1
 
     def _pixels(self, upload: _Upload) -> int:
         with _readable(upload):
