@@ -1,6 +1,7 @@
 """Files that outlive a crash, a strict umask and a user without a home."""
 
 import os
+import time
 from pathlib import Path
 
 import pytest
@@ -81,3 +82,12 @@ def test_a_user_without_home_and_passwd_entry(tmp_path: Path, monkeypatch: pytes
     # What others can write to may hold their programs.
     folder.chmod(0o777)
     assert user_cache() != folder
+
+
+def test_what_was_left_while_making_run_folders_goes_after_a_day(tmp_path: Path):
+    for name, age in ((".old.0123.tmp", 100_000), (".new.0123.tmp", 10)):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text("{}")
+        os.utime(tmp_path / name, (time.time() - age,) * 2)
+    create_run(tmp_path, "run", "default", {})
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".new.0123.tmp", "run"]
