@@ -13,14 +13,14 @@ import tyro
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
-from rich.text import Text
+from rich.text import Text as RichText
 
 from smallvit.common.env import keep_compiled, restart_fast
 from smallvit.common.extras import EXTRAS, need
 from smallvit.common.text import shown
 from smallvit.training import Stopped, TrainConfig
 from smallvit.training.comparison import CompareConfig
-from smallvit.training.config import Data, Folder, Int
+from smallvit.training.config import Data, Folder, Int, Text
 
 Run = Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN", help_behavior_hint="")]
 Paths = Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="PATH ...", help_behavior_hint="")]
@@ -122,6 +122,8 @@ def serve(
     images: int = 64,
     queue: int = 512,
     seconds: float = 30,
+    token: Text = None,
+    allow_host: tuple[str, ...] = (),
 ) -> None:
     """Serve a trained model: a page to try it in a browser, and JSON for programs.
 
@@ -134,6 +136,8 @@ def serve(
         images: The most images of one request.
         queue: The most images that may wait for an answer.
         seconds: The longest that an upload, and that an answer, may take.
+        token: Answer only those who send it; made and printed if the host is not this machine alone.
+        allow_host: Further names that requests may give the server, such as that of a proxy in front of it.
     """
     for package in EXTRAS["serve"]:
         need(package, "serving a model")
@@ -143,7 +147,7 @@ def serve(
     keep_compiled()
     upload = int(upload_mb * 2**20) if isfinite(upload_mb) else 0
     limits = Limits(upload=upload, memory=max(8 * upload, 1), images=images, queue=queue, seconds=seconds)
-    serve_model(run, host=host, port=port, examples=examples, limits=limits)
+    serve_model(run, host=host, port=port, examples=examples, limits=limits, token=token, hosts=allow_host)
 
 
 def predict(
@@ -348,7 +352,7 @@ def doctor() -> None:
     findings = examine()
     table = Table(box=None, show_header=False, pad_edge=False)
     for each in findings:
-        table.add_row(Text(each.what, "red" if each.wrong else "bold"), _plain(each.found))
+        table.add_row(RichText(each.what, "red" if each.wrong else "bold"), _plain(each.found))
     _screen().print(table)
     if any(each.wrong for each in findings):
         sys.exit(1)
@@ -375,13 +379,14 @@ def _table(*titles: str) -> Table:
     return table
 
 
-def _plain(text: str) -> Text:
+def _plain(text: str) -> RichText:
     """As it is: no markup, no escape sequences, no bytes that are no letters."""
-    return Text(shown(text))
+    return RichText(shown(text))
 
 
 def main() -> None:
-    restart_fast()
+    if sys.argv[1:2] != ["serve"]:  # which has to give back the memory of large images
+        restart_fast()
     commands = {
         "train": train,
         "evaluate": evaluate,

@@ -321,7 +321,7 @@ def test_a_disk_that_fills_up_is_one_line(tmp_path: Path, cache: Path, monkeypat
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(os, "posix_fallocate", full)
-    with pytest.raises(ValueError, match="decoded images take .* choose a smaller image size or another cache folder"):
+    with pytest.raises(ValueError, match=r"decoded images take .* choose a smaller image size or another cache folder"):
         load_data(make(tmp_path / "pets", a=4, b=4), cache_dir=cache)
 
 

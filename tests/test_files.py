@@ -1,6 +1,7 @@
 """Files that outlive a crash, a strict umask and a user without a home."""
 
 import os
+import time
 from pathlib import Path
 
 import pytest
@@ -45,9 +46,10 @@ def test_a_kill_while_a_run_folder_is_made_is_in_nobody_s_way(tmp_path: Path, mo
     def killed(*_: object) -> None:
         raise KeyboardInterrupt  # like a kill, no clean-up of ours takes it
 
-    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+    with monkeypatch.context() as patched:
         patched.setattr("smallvit.runs.folder.write_json", killed)
-        create_run(tmp_path, "model-0", "default", {})
+        with pytest.raises(KeyboardInterrupt):
+            create_run(tmp_path, "model-0", "default", {})
     check_name(tmp_path, "model-0")  # there is none yet
     (tmp_path / "model-0").mkdir()  # an empty one is none either
     started: list[TrainConfig] = []
@@ -80,3 +82,12 @@ def test_a_user_without_home_and_passwd_entry(tmp_path: Path, monkeypatch: pytes
     # What others can write to may hold their programs.
     folder.chmod(0o777)
     assert user_cache() != folder
+
+
+def test_what_was_left_while_making_run_folders_goes_after_a_day(tmp_path: Path):
+    for name, age in ((".old.0123.tmp", 100_000), (".new.0123.tmp", 10)):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text("{}")
+        os.utime(tmp_path / name, (time.time() - age,) * 2)
+    create_run(tmp_path, "run", "default", {})
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".new.0123.tmp", "run"]

@@ -7,6 +7,7 @@ import platform
 import shlex
 import shutil
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, version
@@ -19,6 +20,7 @@ from smallvit.common.text import shown
 
 CONFIG, PLAN, RESULT, METRICS = "config.json", "plan.json", "result.json", "metrics.csv"
 MODEL, CHECKPOINTS, LOG, REPORT = "model", "checkpoints", "log.txt", "report.html"
+DAY = 86_400
 CACHE = ".cache"  # of decoded images, beside the run folders
 
 
@@ -45,6 +47,9 @@ def create_run(runs: Path, name: str | None, default: str, config: dict[str, Any
     names = chain([default], (f"{default}-{i}" for i in count(2)))
     free = name or next(each for each in names if not (runs / each).exists())
     command = shlex.join(["smallvit", *sys.argv[1:]]) if Path(sys.argv[0]).name in ("smallvit", "cli.py") else None
+    for left in runs.glob(".*.tmp"):  # by processes that were killed here
+        if time.time() - left.stat().st_mtime > DAY:
+            shutil.rmtree(left, ignore_errors=True)
     making = temporary_name(runs / free)
     try:
         making.mkdir(parents=True)

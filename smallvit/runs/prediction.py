@@ -15,7 +15,7 @@ from jaxtyping import Array, Float, PyTree, UInt8
 from scipy.special import softmax
 
 from smallvit.data import Preprocess
-from smallvit.data.decoding import Source, decode
+from smallvit.data.decoding import FORMATS, Source, decode
 from smallvit.layers import Classifier
 from smallvit.runs.saved import Saved, from_pretrained
 
@@ -38,11 +38,11 @@ class Predictor:
         self.largest = largest
         self._predict = jax.jit(make_predict(self.saved.model, self.saved.preprocess))
 
-    def decode(self, source: str | Source) -> UInt8[np.ndarray, "H W c"]:
+    def decode(self, source: str | Source, formats: Sequence[str] = FORMATS) -> UInt8[np.ndarray, "H W c"]:
         """A file or its bytes as the model wants it; a ValueError says what is wrong with it."""
         preprocess = self.saved.preprocess
         source = Path(source) if isinstance(source, str) else source
-        return decode(source, preprocess.size, preprocess.channels, preprocess.fit)
+        return decode(source, preprocess.size, preprocess.channels, preprocess.fit, formats)
 
     def __call__(self, images: UInt8[np.ndarray, "n H W c"]) -> Float[np.ndarray, "n k"]:
         """The probability of each class."""
