@@ -115,7 +115,7 @@ def fit_image(image: Image.Image, size: tuple[int, int], fit: Fit) -> UInt8[np.n
 def _with_image(source: Source, use: Callable[[Image.Image], _T], formats: Sequence[str]) -> _T:
     name = str(source) if isinstance(source, Path) else getattr(source, "name", "the image")
     try:
-        with Image.open(source, formats=formats) as image:
+        with Image.open(source, formats=tuple(formats)) as image:
             _refuse_bomb(image)
             return use(image)
     except UnidentifiedImageError:
