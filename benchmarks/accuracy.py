@@ -100,7 +100,7 @@ def run_one(job: dict[str, Any]) -> dict[str, Any]:
         found = train_peer(name, data, steps, seed)
         return {**job, "epochs": round(images[name] / len(data.train), 1), **found}
 
-    from smallvit.training.plan import choose_model
+    from smallvit.training.choice import choose_model
 
     model = name.removeprefix("ours").removeprefix(":")
     if not model:
