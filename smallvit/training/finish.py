@@ -86,7 +86,9 @@ def pictures(
     chosen = np.sort(draw.choice(len(split), min(EXPLAINED, len(split)), replace=False))
     images = split.images[chosen]
     maps = saliency(saved.model, saved.variables, saved.preprocess.normalise(images))
-    titles = [f"{saved.classes[predicted[i]]} {confidence[i]:.0%}" for i in chosen]
+    titles = [
+        f"{saved.classes[predicted[i]]} {confidence[i]:.0%} (true: {saved.classes[split.labels[i]]})" for i in chosen
+    ]
     plots.save(plots.attention(images, maps, titles), folder / "attention.png")
 
 
