@@ -1,4 +1,4 @@
-"""The `smallvit` command: parse, call, print."""
+"""The commands of `smallvit`: parse, call, print. What computes is imported when a command runs."""
 
 import errno
 import io
@@ -15,11 +15,13 @@ from rich.progress import track
 from rich.table import Table
 from rich.text import Text
 
+from smallvit import __version__
+from smallvit.catalogue import catalogue
 from smallvit.common.env import keep_compiled, restart_fast
+from smallvit.common.errors import Stopped
 from smallvit.common.extras import EXTRAS, need
-from smallvit.training import Stopped, TrainConfig
-from smallvit.training.comparison import CompareConfig
-from smallvit.training.config import Data, Folder, Int
+from smallvit.common.words import did_you_mean
+from smallvit.training.config import CompareConfig, Data, Folder, Int, TrainConfig
 
 Run = Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN", help_behavior_hint="")]
 Paths = Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="PATH ...", help_behavior_hint="")]
@@ -33,46 +35,37 @@ MOST_CLASSES = 20  # on the screen
 def models(
     pattern: Annotated[str, tyro.conf.Positional] = "*",
     /,
-    image_size: int | None = None,
+    image_size: Int = None,
     num_classes: int = 1000,
 ) -> None:
-    """List the models: name, paper, parameters, multiply-adds, and whether SPT and LSA apply.
+    """List the models with paper, parameters and multiply-adds.
 
     Args:
-        pattern: Which names, as in "vit*".
-        image_size: Count at this size instead of each model's own.
-        num_classes: Classes of the head that is counted.
+        pattern: Names to list, as in "vit*".
+        image_size: Count at this image size instead of each model's own.
+        num_classes: Number of classes of the head.
     """
-    from smallvit.count import describe  # here, so that --help need not wait for jax
-    from smallvit.registry import list_models
-
-    names = [name for name in list_models(pattern) if pattern.startswith("sl_") or not name.startswith("sl_")]
-    if not names:
+    entries = [each for each in catalogue(pattern) if pattern.startswith("sl_") or not each.name.startswith("sl_")]
+    if not entries:
         raise ValueError(f"no model matches {pattern!r}: `smallvit models` lists them all")
+    if image_size is not None or num_classes != 1000:
+        from smallvit.count import describe
+
+        names = _watched([each.name for each in entries], len(entries))
+        entries = [describe(name, image_size=image_size, num_classes=num_classes) for name in names]
     table = Table(box=None, header_style="bold", pad_edge=False)
-    table.add_column("name", no_wrap=True)
-    table.add_column("paper", no_wrap=True)
+    for title in ("name", "paper"):
+        table.add_column(title, no_wrap=True)
     for title in ("image", "parameters", "multiply-adds"):
         table.add_column(title, justify="right", no_wrap=True)
-    table.add_column("SPT")
-    table.add_column("LSA")
-    console = Console() if sys.stdout.isatty() else Console(width=160)
-    with console.status("counting") as status:
-        for name in names:
-            status.update(f"counting {name}")
-            row = describe(name, image_size=image_size, num_classes=num_classes)
-            table.add_row(
-                name,
-                f"[link={row.paper}]{row.paper.removeprefix('https://').replace('arxiv.org/abs/', 'arXiv ')}[/link]",
-                "x".join(map(str, row.image_size)),
-                f"{row.parameters:,}",
-                f"{row.multiply_adds / 1e6:,.0f} M",
-                "yes" if row.spt else "no",
-                "yes" if row.lsa else "no",
-            )
-    console.print(table)
+    for each in entries:
+        paper = each.paper.removeprefix("https://").replace("arxiv.org/abs/", "arXiv ")
+        size, millions = "x".join(map(str, each.image_size)), f"{each.multiply_adds / 1e6:,.0f} M"
+        table.add_row(each.name, f"[link={each.paper}]{paper}[/link]", size, f"{each.parameters:,}", millions)
+    screen = _screen()
+    screen.print(table)
     if not pattern.startswith("sl_"):
-        console.print("Put sl_ before any name to have it with SPT and LSA on.", style="dim")
+        screen.print("Every model also exists with SPT and LSA: put sl_ in front of its name.", style="dim")
 
 
 def train(config: Annotated[TrainConfig, tyro.conf.arg(name="")]) -> None:
@@ -378,26 +371,42 @@ def _plain(text: str) -> Text:
     return Text("".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text))
 
 
+COMMANDS = {f.__name__: f for f in (train, evaluate, predict, explain, export, serve, compare, models, doctor)}
+
+
 def main() -> None:
     restart_fast()
-    commands = {
-        "train": train,
-        "evaluate": evaluate,
-        "predict": predict,
-        "explain": explain,
-        "export": export,
-        "serve": serve,
-        "compare": compare,
-        "models": models,
-        "doctor": doctor,
-    }
-    try:
-        tyro.extras.subcommand_cli_from_dict(
-            commands,
-            prog="smallvit",
-            description="Vision transformers that learn from small image data sets.",
-            config=(tyro.conf.OmitArgPrefixes,),
+    command, *args = sys.argv[1:] or ["--help"]
+    if command in ("-h", "--help"):
+        print(_overview())
+    elif command == "--version":
+        print(f"smallvit {__version__}")
+    elif command in COMMANDS:
+        _run(command, args)
+    else:
+        what = "option" if command.startswith("-") else "command"
+        hint = did_you_mean(command, [*COMMANDS, "--help", "--version"])
+        _end(f"unknown {what} {command!r}{hint or ':'} `smallvit --help` lists all commands", 2)
+
+
+def _overview() -> str:
+    lines = [f"  {name:10} {(command.__doc__ or '').splitlines()[0]}" for name, command in COMMANDS.items()]
+    return "\n".join(
+        (
+            "usage: smallvit [-h] [--version] COMMAND ...",
+            "",
+            "Vision transformers that learn from small image data sets.",
+            "",
+            *lines,
+            "",
+            "`smallvit COMMAND --help` shows the options of a command.",
         )
+    )
+
+
+def _run(command: str, args: list[str]) -> None:
+    try:
+        tyro.cli(COMMANDS[command], prog=f"smallvit {command}", args=args, config=(tyro.conf.OmitArgPrefixes,))
     except ValueError as error:
         _end(str(error), 2)
     except Stopped as error:

@@ -9,7 +9,7 @@ QUICK = [*TINY, "--epochs", "6", "--batch-size", "16", "--learning-rate", "0.01"
 
 
 def command(*args: object) -> list[str]:
-    return [sys.executable, "-m", "smallvit.cli", "train", *map(str, args)]
+    return [sys.executable, "-m", "smallvit", "train", *map(str, args)]
 
 
 def checkpoints(folder: Path) -> list[Path]:

@@ -291,7 +291,7 @@ def test_without_network_the_file_and_its_place_are_named(tmp_path: Path, publis
 
 
 def test_unknown_name_is_guessed():
-    with pytest.raises(ValueError, match=r"unknown data set 'cifr10', did you mean 'cifar10'"):
+    with pytest.raises(ValueError, match=r"cifr10: there is no such folder or file, did you mean 'cifar10'"):
         load_data("cifr10")
 
 

@@ -130,7 +130,7 @@ MISTAKES = {
     "no model": (["{photos}"], "{photos} holds no model"),
     "no data": (["{model}"], "{model} does not say what it was trained on: give the data"),
     "missing": (["{model}", "{tmp}/x"], "{tmp}/x: there is no such folder or file"),
-    "a name nearly right": (["{model}", "cifar11"], "unknown data set 'cifar11', did you mean"),
+    "a name nearly right": (["{model}", "cifar11"], "cifar11: there is no such folder or file, did you mean 'cifar10'"),
     "other classes": (["{model}", "{tmp}/other"], "{tmp}/other has classes that the model does not know: cat, dog; it"),
     "other names": (["{model}", "fashion-mnist-10k"], "fashion-mnist-10k has classes that the model does not know: T-"),
     "no class folders": (["{model}", "{photos}/red"], "{photos}/red holds no images in class folders"),

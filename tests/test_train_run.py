@@ -182,7 +182,7 @@ def test_many_devices_and_processes_train_the_same_model(
 @pytest.mark.xdist_group("train_run")
 def test_a_comparison_is_a_table_and_goes_on(photos: Path, env: dict[str, str], tmp_path: Path):
     out = tmp_path / "out"
-    ask = [sys.executable, "-m", "smallvit.cli", "compare", str(photos), "--image-size", "12", "--out", str(out)]
+    ask = [sys.executable, "-m", "smallvit", "compare", str(photos), "--image-size", "12", "--out", str(out)]
     ask += ["--fields", "dim=16", "depth=1", "heads=2", "mlp_dim=16", "--batch-size", "16", "--seeds", "1"]
     first = subprocess.run([*ask, "--epochs", "1"], env=env, capture_output=True, text=True, timeout=300)
     assert first.returncode == 0, first.stderr

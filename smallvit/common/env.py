@@ -19,9 +19,13 @@ def fast_env() -> dict[str, str]:
 
 
 def restart_fast() -> None:
-    """Starts the process anew with `fast_env`, once; SMALLVIT_FAST_ENV=0 switches that off."""
-    missing = {name: value for name, value in fast_env().items() if name not in os.environ}
-    if missing and os.environ.get("SMALLVIT_FAST_ENV", "1") != "0":
+    """Restarts the process with `fast_env`, once; SMALLVIT_FAST_ENV=0 switches this off.
+
+    Call it before anything heavy is imported: the new process imports everything again.
+    """
+    if os.environ.get("SMALLVIT_FAST_ENV", "1") == "0":
+        return
+    if missing := {name: value for name, value in fast_env().items() if name not in os.environ}:
         command = [sys.executable, *sys.orig_argv[1:]]
         os.execve(sys.executable, command, {**os.environ, **missing, "SMALLVIT_FAST_ENV": "0"})
 

@@ -17,9 +17,14 @@ def need(package: str, purpose: str) -> Any:
     try:
         return import_module(package)
     except ImportError:
-        extra = next((name for name, packages in EXTRAS.items() if package in packages), None)
+        extra = extra_of(package)
         install = package if extra is None else f"'smallvit[{extra}]'"
         raise ValueError(f"{purpose} needs {package}: pip install {install}") from None
+
+
+def extra_of(package: str) -> str | None:
+    """The extra that installs a package."""
+    return next((name for name, packages in EXTRAS.items() if package in packages), None)
 
 
 def first_line(error: Exception) -> str:

@@ -41,7 +41,11 @@ def create_run(runs: Path, name: str | None, default: str, config: dict[str, Any
         (runs / free).mkdir(parents=True)
     except OSError as error:
         raise ValueError(f"cannot make {runs / free}: {error.strerror}") from None
-    command = shlex.join(["smallvit", *sys.argv[1:]]) if Path(sys.argv[0]).name in ("smallvit", "cli.py") else None
+    command = (
+        shlex.join(["smallvit", *sys.argv[1:]])
+        if Path(sys.argv[0]).name in ("smallvit", "__main__.py", "cli.py")
+        else None
+    )
     write_json(runs / free / CONFIG, {"command": command, "config": config, "versions": versions()})
     return runs / free
 

@@ -12,7 +12,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, PyTree, UInt8
-from scipy.special import softmax
 
 from smallvit.data import Preprocess
 from smallvit.data.decoding import Source, decode
@@ -47,7 +46,7 @@ class Predictor:
     def __call__(self, images: UInt8[np.ndarray, "n H W c"]) -> Float[np.ndarray, "n k"]:
         """The probability of each class."""
         logits = [self._logits(images[start : start + self.largest]) for start in range(0, len(images), self.largest)]
-        return softmax(np.concatenate(logits), axis=-1)  # not jax's, which compiles for every number of images
+        return softmax(np.concatenate(logits))
 
     def warm_up(self) -> None:
         """Compiles every size, so that no image waits for it."""
@@ -63,6 +62,12 @@ class Predictor:
 
     def _sizes(self) -> list[int]:
         return [*(size for size in (1, 4, 16, 64, 256) if size < self.largest), self.largest]
+
+
+def softmax(logits: Float[np.ndarray, "n k"]) -> Float[np.ndarray, "n k"]:
+    """In numpy: jax's would be compiled again for every number of images."""
+    powers = np.exp(logits - logits.max(axis=1, keepdims=True))
+    return powers / powers.sum(axis=1, keepdims=True)
 
 
 @dataclass(frozen=True)

@@ -5,9 +5,9 @@ import io
 import re
 import statistics
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from smallvit import plots
 from smallvit.common.files import read_json, write_bytes, write_json
@@ -16,48 +16,10 @@ from smallvit.ops import pair
 from smallvit.registry import create_model
 from smallvit.runs.folder import RESULT
 from smallvit.runs.saved import from_pretrained
-from smallvit.training import MachineOptions, RecipeOptions, RunOptions, TrainConfig, train
-from smallvit.training.config import Data, Fields, Float, Folder, Sides
+from smallvit.training.config import CompareConfig, RunOptions, TrainConfig
+from smallvit.training.loop import train
 
 CONFIG = "compare.json"
-
-
-@dataclass(frozen=True)
-class CompareConfig:
-    data: Data = None
-    """As for `smallvit train`."""
-    models: str = "vit_tiny_data,sl_vit_tiny_data"
-    """Names with commas between them."""
-    ablation: Literal["spt-lsa", "shift"] | None = None
-    """Take a single model apart: its two add-ons, or directions and amounts of the shift."""
-    recipes: str = "default"
-    """One, or several with commas between them."""
-    fields: Fields = ()
-    """Further fields of all models, as in dim=96."""
-    seeds: int = 3
-    """How often each is trained."""
-    minutes: Float = None
-    """Time for each run."""
-    epochs: Float = None
-    """Passes through the training images in each run, in place of a time."""
-    image_size: Sides = None
-    """As for `smallvit train`."""
-    fit: Literal["crop", "pad"] = "crop"
-    """As for `smallvit train`."""
-    out: Path = Path("comparison")
-    """Where runs and table go; a comparison that was stopped goes on there."""
-    data_dir: Folder = None
-    """Where known data sets lie, or are downloaded to."""
-    in_recipe: RecipeOptions = field(default_factory=RecipeOptions)
-    machine: MachineOptions = field(default_factory=MachineOptions)
-
-    def __post_init__(self) -> None:
-        if self.seeds < 1:
-            raise ValueError(f"seeds={self.seeds} must be at least 1")
-        if self.ablation is not None and len(self.models.split(",")) > 1:
-            raise ValueError(f"an ablation takes one model apart, but there are {self.models}: name one with --models")
-        if self.ablation == "shift" and self.image_size is None:
-            raise ValueError("an ablation of the shift needs --image-size: amounts are shares of a patch")
 
 
 @dataclass(frozen=True)

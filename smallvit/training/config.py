@@ -7,7 +7,6 @@ from typing import Annotated, Any, Literal, get_args
 
 import tyro
 
-from smallvit.ops import Size
 from smallvit.training.recipe import RECIPES, Recipe
 
 DEFAULT_MINUTES = 5.0
@@ -18,7 +17,7 @@ Float = Annotated[float | None, tyro.conf.arg(metavar="FLOAT", help_behavior_hin
 Text = Annotated[str | None, tyro.conf.arg(metavar="TEXT", help_behavior_hint="")]
 Folder = Annotated[Path | None, tyro.conf.arg(metavar="PATH", help_behavior_hint="")]
 Switch = Annotated[bool | None, tyro.conf.arg(metavar="True|False", help_behavior_hint="")]
-Sides = Annotated[Size | None, tyro.conf.arg(metavar="INT [INT]", help_behavior_hint="")]
+Sides = Annotated[int | tuple[int, int] | None, tyro.conf.arg(metavar="INT [INT]", help_behavior_hint="")]
 Fields = Annotated[tuple[str, ...], tyro.conf.arg(metavar="NAME=VALUE ...", help_behavior_hint="")]
 Policy = Literal["none", "randaugment", "cifar10", "svhn", "imagenet"]
 Data = Annotated[str | None, tyro.conf.Positional, tyro.conf.arg(metavar="DATA", help_behavior_hint="")]
@@ -174,6 +173,44 @@ class TrainConfig:
                 "run": RunOptions(**{**stored["run"], **paths}),
             }
         )
+
+
+@dataclass(frozen=True)
+class CompareConfig:
+    data: Data = None
+    """As for `smallvit train`."""
+    models: str = "vit_tiny_data,sl_vit_tiny_data"
+    """Names with commas between them."""
+    ablation: Literal["spt-lsa", "shift"] | None = None
+    """Take a single model apart: its two add-ons, or directions and amounts of the shift."""
+    recipes: str = "default"
+    """One, or several with commas between them."""
+    fields: Fields = ()
+    """Further fields of all models, as in dim=96."""
+    seeds: int = 3
+    """How often each is trained."""
+    minutes: Float = None
+    """Time for each run."""
+    epochs: Float = None
+    """Passes through the training images in each run, in place of a time."""
+    image_size: Sides = None
+    """As for `smallvit train`."""
+    fit: Literal["crop", "pad"] = "crop"
+    """As for `smallvit train`."""
+    out: Path = Path("comparison")
+    """Where runs and table go; a comparison that was stopped goes on there."""
+    data_dir: Folder = None
+    """Where known data sets lie, or are downloaded to."""
+    in_recipe: RecipeOptions = field(default_factory=RecipeOptions)
+    machine: MachineOptions = field(default_factory=MachineOptions)
+
+    def __post_init__(self) -> None:
+        if self.seeds < 1:
+            raise ValueError(f"seeds={self.seeds} must be at least 1")
+        if self.ablation is not None and len(self.models.split(",")) > 1:
+            raise ValueError(f"an ablation takes one model apart, but there are {self.models}: name one with --models")
+        if self.ablation == "shift" and self.image_size is None:
+            raise ValueError("an ablation of the shift needs --image-size: amounts are shares of a patch")
 
 
 def _default(each: Field[Any]) -> Any:

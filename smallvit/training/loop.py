@@ -14,6 +14,7 @@ from typing import Any
 import jax
 
 from smallvit.common.env import keep_compiled
+from smallvit.common.errors import Stopped
 from smallvit.common.files import read_json, write_json
 from smallvit.count import multiply_adds
 from smallvit.data import Dataset, load_data
@@ -52,10 +53,6 @@ from smallvit.training.trainer import Trainer
 
 ENDING = 12.0  # seconds that the pictures and the report take
 USED = 0.55  # of what a matrix product reaches, the share that a training step does
-
-
-class Stopped(Exception):
-    """The run ends early, and can go on: its last good state is kept."""
 
 
 @dataclass

@@ -17,7 +17,6 @@ from smallvit.ops import recompute
 from smallvit.training.optimiser import kernels
 from smallvit.training.recipe import Recipe
 
-
 Scalar = np.float32 | Float[Array, ""]
 
 
