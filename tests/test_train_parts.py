@@ -207,7 +207,7 @@ def test_classes_can_be_weighed():
         (lambda: TrainConfig(minutes=1.0, epochs=1.0), "both minutes and epochs"),
         (lambda: TrainConfig(minutes=0.0), "minutes=0.0 must be positive"),
         (lambda: TrainConfig(epochs=-1.0), "epochs=-1.0 must be positive"),
-        (lambda: TrainConfig(fields=("dim",)), "field 'dim' must look like dim=96"),
+        (lambda: TrainConfig(fields=("dim",)), "field 'dim' must have the form NAME=VALUE"),
         (lambda: TrainConfig(machine=MachineOptions(accumulate=0)), "accumulate=0 must be at least 1"),
         (lambda: TrainConfig(in_recipe=RecipeOptions(learning_rate=0.0)), "learning_rate=0.0 must be positive"),
         (lambda: TrainConfig(in_recipe=RecipeOptions(ema=1.0)), "ema=1.0 must be at least 0 and below 1"),

@@ -223,5 +223,5 @@ def test_ablations_take_one_model_apart():
     ]
     with pytest.raises(ValueError, match="needs --image-size"):
         CompareConfig(models="vit_small_data", ablation="shift")
-    with pytest.raises(ValueError, match="takes one model apart"):
+    with pytest.raises(ValueError, match="needs a single model"):
         CompareConfig(ablation="spt-lsa")

@@ -66,8 +66,8 @@ def find_source(source: str | Path | None) -> tuple[Literal["embedded", "known",
         if path.suffix.lower() != ".npz":
             raise ValueError(f"{path} is neither a folder of images nor an .npz file of images and labels")
         return "npz", path
-    beside = [str(path.with_name(each.name)) for each in path.parent.iterdir()] if path.parent.is_dir() else []
+    beside = [each.name for each in path.parent.iterdir()] if path.parent.is_dir() else []
     names = [] if len(path.parts) > 1 or isinstance(source, Path) or path.suffix else [NAME, *KNOWN]
     known = f" Known data sets: {', '.join(names)}" if names else ""
-    hint = did_you_mean(str(path), [*beside, *names]) or ("." if known else "")
+    hint = did_you_mean(path.name, [*beside, *names]) or ("." if known else "")
     raise ValueError(f"{path}: there is no such folder or file{hint}{known}")

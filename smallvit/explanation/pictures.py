@@ -11,6 +11,7 @@ from matplotlib.figure import Figure
 
 from smallvit import plots
 from smallvit.common.files import check_folder
+from smallvit.data import find_images
 from smallvit.data.decoding import decode, header
 from smallvit.explanation import (
     LayerAttention,
@@ -22,7 +23,8 @@ from smallvit.explanation import (
     saliency,
     unit_range,
 )
-from smallvit.runs.prediction import Predictor, Unreadable, top_classes
+from smallvit.runs.answers import Unreadable, top_classes
+from smallvit.runs.prediction import Predictor
 from smallvit.runs.saved import Saved, from_pretrained
 from smallvit.runs.source import own_images
 
@@ -113,6 +115,52 @@ class Explainer:
         return plots.heads([each.image for each in explained], maps, titles)
 
 
+def explain(
+    run: str | Path,
+    images: str | Path | Sequence[str | Path],
+    *,
+    out: str | Path | None = None,
+    layer: int | None = None,
+    heads: bool = False,
+    compare: str | Path | None = None,
+) -> dict[Path, list[Explained]]:
+    """Draws what a trained model looks at in each image, as `smallvit explain` does.
+
+    Args:
+        run: A run folder or its model/.
+        images: Files, folders with everything below them, or patterns such as "photos/*.jpg"; one or several.
+        out: Folder for the pictures; by default RUN/explanations.
+        layer: Show what this layer attends to, counted from 1, instead of the saliency of the whole model.
+        heads: Also draw each head of that layer, or of the last one.
+        compare: Another run, shown side by side.
+
+    Returns:
+        By the path of each picture: the map and the answers of each model. A file that cannot be read raises a
+        ValueError.
+    """
+    explainer = Explainer([run] if compare is None else [run, compare], layer=layer, heads=heads)
+    files = find_images([images] if isinstance(images, str | Path) else images)
+    drawn = {}
+    for picture, explained in draw_explanations(explainer, files, Path(out or Path(run) / "explanations")):
+        if isinstance(explained, Unreadable):
+            raise ValueError(explained.reason)
+        drawn[picture] = explained
+    return drawn
+
+
+def draw_explanations(
+    explainer: Explainer, files: Sequence[Path | io.BytesIO], out: Path
+) -> Iterator[tuple[Path, list[Explained] | Unreadable]]:
+    """Draws one file after the other into a folder; yields the path of each picture and what it shows."""
+    for target, explained in zip(picture_names(files, out), explainer(files), strict=True):
+        picture = Path(f"{target}-explained.png")
+        if not isinstance(explained, Unreadable):
+            plots.save(explainer.picture(explained), picture)
+            if explainer.heads:
+                plots.save(explainer.heads_picture(explained), Path(f"{target}-heads.png"))
+        yield picture, explained
+
+
 @dataclass(frozen=True)
 class _Pair:
     seen: UInt8[np.ndarray, "H W c"]
@@ -182,7 +230,7 @@ def picture_names(files: Sequence[Path | io.BytesIO], folder: Path) -> list[Path
 
 
 def images_of(run: str | Path, saved: Saved, files: Sequence[Path]) -> Float[np.ndarray, "b H W c"] | None:
-    """These files as the model takes them, or the run's own test images; None if there are none to be had."""
+    """These files as the model takes them, or the run's own test images; None if there are none."""
     preprocess = saved.preprocess
     if files:
         images = np.stack(
@@ -205,7 +253,7 @@ def layer_statistics(
     for run, (name, saved) in zip(runs, named_models(runs).items(), strict=True):
         images = images_of(run, saved, files)
         if images is None:
-            raise ValueError(f"the test images of {run} cannot be had: give images to measure its attention on")
+            raise ValueError(f"the test images of {run} are not available: give images to measure its attention on")
         found[name] = attention_by_layer(saved.model, saved.variables, images)
         if not found[name]:
             raise ValueError(f"{name} has no attention to measure")

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 import jax
+import jax.export
 import jax.numpy as jnp
 import numpy as np
-from jax import export
 from jaxtyping import Array, Float32, UInt8
 from safetensors import numpy as safetensors
 
@@ -33,11 +33,18 @@ PLATFORMS = ("cpu", "cuda", "tpu")
 TOLERANCE = 1e-4
 
 
-def export_model(run: str | Path, format: Format, out: str | Path | None = None) -> Path:
-    """Writes the model of a run folder or a model folder to `out`, and what it takes and gives to `out`.json.
+def export(run: str | Path, format: Format, out: str | Path | None = None) -> Path:
+    """Writes a trained model to a file for other programs, with its inputs and outputs described in `out`.json.
 
-    Without `out` it goes to export/ in that folder. The file's content is read again and compared with the model
-    before anything is written.
+    The file is read back and compared with the model before anything is written.
+
+    Args:
+        run: A run folder or its model/.
+        format: "safetensors" (weights only), "stablehlo" (a program for JAX) or "onnx" (a program for ONNX runtimes).
+        out: File to write; by default export/model.FORMAT in the run folder.
+
+    Returns:
+        The path of the file.
     """
     if format not in get_args(Format):
         raise ValueError(f"unknown format {format!r}: choose {', '.join(get_args(Format))}")
@@ -105,13 +112,13 @@ def _read_safetensors(saved: Saved, content: bytes) -> Call:
 
 
 def _stablehlo(saved: Saved, predict: Callable[[Array], Array]) -> bytes:
-    shape = (*export.symbolic_shape("batch"), *saved.preprocess.size, saved.preprocess.channels)
-    program = export.export(jax.jit(predict), platforms=PLATFORMS)(jax.ShapeDtypeStruct(shape, jnp.uint8))
+    shape = (*jax.export.symbolic_shape("batch"), *saved.preprocess.size, saved.preprocess.channels)
+    program = jax.export.export(jax.jit(predict), platforms=PLATFORMS)(jax.ShapeDtypeStruct(shape, jnp.uint8))
     return bytes(program.serialize())
 
 
 def _read_stablehlo(saved: Saved, content: bytes) -> Call:
-    program = export.deserialize(bytearray(content))
+    program = jax.export.deserialize(bytearray(content))
     return lambda images: np.asarray(program.call(images))
 
 
@@ -119,7 +126,7 @@ def _onnx(saved: Saved, predict: Callable[[Array], Array]) -> bytes:
     jax2onnx, onnx = import_module("jax2onnx"), import_module("onnx")
     # Of each inner value whose type it leaves open, which a runtime infers, it would print a line.
     logging.getLogger("onnx_ir").setLevel(logging.ERROR)
-    shape = (*export.symbolic_shape("batch"), *saved.preprocess.size, saved.preprocess.channels)
+    shape = (*jax.export.symbolic_shape("batch"), *saved.preprocess.size, saved.preprocess.channels)
     with jax.numpy_rank_promotion("allow"):  # its own convolution adds the bias by broadcasting
         program = jax2onnx.to_onnx(
             predict,

@@ -43,7 +43,7 @@ def source_of(run: str | Path) -> Source | None:
 
 
 def own_images(run: str | Path, saved: Saved) -> HeldOut:
-    """The images that a run has not trained on, of the data that it has; a ValueError if they cannot be found."""
+    """The images that a run has not trained on, of the data that it has; a ValueError if they are not available."""
     source = source_of(run)
     if source is None:
         raise ValueError(f"{run} does not say what it was trained on: give the data to evaluate it on")
@@ -57,7 +57,7 @@ def own_images(run: str | Path, saved: Saved) -> HeldOut:
             cache_dir=source.cache_dir,
         )
     except ValueError as error:
-        raise ValueError(f"the data that {run} was trained on cannot be had ({error}): give other data") from None
+        raise ValueError(f"the data that {run} was trained on is not available ({error}): give other data") from None
     plan = run_folder(run) / PLAN
     found = held_out(data, saved.classes, saved.preprocess)
     if plan.exists() and read_json(plan)["data"] != data_digest(data):

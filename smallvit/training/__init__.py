@@ -7,7 +7,7 @@ from smallvit.common.lazy import lazy
 if TYPE_CHECKING:
     from smallvit.common.errors import Stopped
     from smallvit.training.config import CompareConfig, MachineOptions, RecipeOptions, RunOptions, TrainConfig
-    from smallvit.training.loop import train
+    from smallvit.training.keywords import compare, train
     from smallvit.training.recipe import RECIPES, Recipe
 
 __all__ = [
@@ -19,6 +19,7 @@ __all__ = [
     "RunOptions",
     "Stopped",
     "TrainConfig",
+    "compare",
     "train",
 ]
 __getattr__, __dir__ = lazy(__name__, __file__)

@@ -1,60 +1,88 @@
 """What a user can say about a training run: the library's configuration, the command line and the run's config file."""
 
 import json
+from collections.abc import Mapping
 from dataclasses import MISSING, Field, asdict, dataclass, field, fields, replace
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 import tyro
 
+from smallvit.catalogue import catalogue
+from smallvit.common.words import did_you_mean
 from smallvit.training.recipe import RECIPES, Recipe
 
 DEFAULT_MINUTES = 5.0
+SHORT = {"lr": "learning_rate", "wd": "weight_decay"}  # names accepted as well
+PLANNED = ("policy", "mixup", "cutmix", "erasing")  # by the plan of a run, with the recipe `default`
 
-# What --help says of an option that need not be given: the kind of value, and what holds without it.
-Int = Annotated[int | None, tyro.conf.arg(metavar="INT", help_behavior_hint="")]
-Float = Annotated[float | None, tyro.conf.arg(metavar="FLOAT", help_behavior_hint="")]
-Text = Annotated[str | None, tyro.conf.arg(metavar="TEXT", help_behavior_hint="")]
-Folder = Annotated[Path | None, tyro.conf.arg(metavar="PATH", help_behavior_hint="")]
-Switch = Annotated[bool | None, tyro.conf.arg(metavar="True|False", help_behavior_hint="")]
-Sides = Annotated[int | tuple[int, int] | None, tyro.conf.arg(metavar="INT [INT]", help_behavior_hint="")]
-Fields = Annotated[tuple[str, ...], tyro.conf.arg(metavar="NAME=VALUE ...", help_behavior_hint="")]
+
+def _optional(metavar: str, default: str = "") -> Any:
+    """An option whose default is not a value: `default` says in --help what holds without it."""
+    return tyro.conf.arg(metavar=metavar, help_behavior_hint=f"(default: {default})" if default else "")
+
+
+def _of_recipe(name: str, metavar: str | None) -> Any:
+    """An option that replaces a part of the recipe; --help shows each recipe's value."""
+    values = {}
+    for recipe, each in RECIPES.items():
+        value = getattr(each, name) if hasattr(each, name) else getattr(each.augment, name)
+        shown = (
+            ("on" if value else "off") if isinstance(value, bool) else f"{value:g}" if value != str(value) else value
+        )
+        values[recipe] = "by the epochs that fit" if recipe == "default" and name in PLANNED else shown
+    same = len({*values.values()}) == 1
+    hint = values["default"] if same else ", ".join(f"{recipe} {value}" for recipe, value in values.items())
+    hint = f"({'default' if same else 'by recipe'}: {hint})"
+    aliases = [f"--{short}" for short, long in SHORT.items() if long == name]
+    return tyro.conf.arg(metavar=metavar, aliases=aliases, help_behavior_hint=hint)
+
+
+# Options that need not be given.
+Int = Annotated[int | None, _optional("INT")]
+Float = Annotated[float | None, _optional("FLOAT")]
+Text = Annotated[str | None, _optional("TEXT")]
+Folder = Annotated[Path | None, _optional("PATH")]
+Sides = Annotated[int | tuple[int, int] | None, _optional("INT [INT]")]
+Fields = Annotated[tuple[str, ...], _optional("NAME=VALUE ...")]
+Data = Annotated[str | None, tyro.conf.Positional, _optional("DATA")]
+Switch = tyro.conf.DisallowNone[bool | None]  # --flip, --no-flip, or neither
 Policy = Literal["none", "randaugment", "cifar10", "svhn", "imagenet"]
-Data = Annotated[str | None, tyro.conf.Positional, tyro.conf.arg(metavar="DATA", help_behavior_hint="")]
+Device = Annotated[Literal["cpu", "gpu", "tpu"] | None, _optional("cpu|gpu|tpu", "the fastest that jax finds")]
 
 
 @dataclass(frozen=True)
 class RecipeOptions:
-    """In place of what the recipe says."""
+    """Each replaces a part of the recipe."""
 
-    batch_size: Int = None
-    """Images of a step."""
-    learning_rate: Float = None
+    batch_size: Annotated[int | None, _of_recipe("batch_size", "INT")] = None
+    """Images per step."""
+    learning_rate: Annotated[float | None, _of_recipe("learning_rate", "FLOAT")] = None
     """Peak learning rate."""
-    weight_decay: Float = None
-    """Weight decay: with `default` over the whole run, else per step as in AdamW."""
-    warmup: Float = None
-    """Share of the steps in which the learning rate grows."""
-    clip: Float = None
-    """Largest norm of the gradient."""
-    ema: Float = None
-    """Horizon of the average of the weights, as a share of all steps; 0 switches it off."""
-    repeats: Int = None
-    """How often an image stands in a batch, each time augmented anew."""
-    balance: Switch = None
-    """Weigh the classes so that each counts the same."""
-    flip: Switch = None
-    """Mirror images; switch it off where left and right matter."""
-    policy: Annotated[Policy | None, tyro.conf.arg(metavar="|".join(get_args(Policy)), help_behavior_hint="")] = None
-    """RandAugment, or one of AutoAugment's policies."""
-    mixup: Float = None
-    """Probability that a batch is mixed."""
-    cutmix: Float = None
-    """Probability that a batch is cut-mixed."""
-    erasing: Float = None
-    """Probability that a box of an image is erased."""
-    label_smoothing: Float = None
-    """Share of the label that all classes get."""
+    weight_decay: Annotated[float | None, _of_recipe("weight_decay", "FLOAT")] = None
+    """Weight decay: with `default` over the whole run, otherwise per step as in AdamW."""
+    warmup: Annotated[float | None, _of_recipe("warmup", "FLOAT")] = None
+    """Warm-up, as a fraction of all steps."""
+    clip: Annotated[float | None, _of_recipe("clip", "FLOAT")] = None
+    """Maximum norm of the gradient; 0 turns clipping off."""
+    ema: Annotated[float | None, _of_recipe("ema", "FLOAT")] = None
+    """Horizon of the exponential moving average of the weights, as a fraction of all steps; 0 turns it off."""
+    repeats: Annotated[int | None, _of_recipe("repeats", "INT")] = None
+    """Copies of each image per batch, each augmented differently."""
+    balance: Annotated[Switch, _of_recipe("balance", None)] = None
+    """Weight the classes so that each counts the same."""
+    flip: Annotated[Switch, _of_recipe("flip", None)] = None
+    """Random horizontal flips; turn them off where left and right matter."""
+    policy: Annotated[Policy | None, _of_recipe("policy", "|".join(get_args(Policy)))] = None
+    """RandAugment, or one of the AutoAugment policies."""
+    mixup: Annotated[float | None, _of_recipe("mixup", "FLOAT")] = None
+    """Probability of Mixup per batch."""
+    cutmix: Annotated[float | None, _of_recipe("cutmix", "FLOAT")] = None
+    """Probability of CutMix per batch."""
+    erasing: Annotated[float | None, _of_recipe("erasing", "FLOAT")] = None
+    """Probability of random erasing per image."""
+    label_smoothing: Annotated[float | None, _of_recipe("label_smoothing", "FLOAT")] = None
+    """Label smoothing."""
 
     def apply(self, recipe: Recipe) -> Recipe:
         given = {name: value for name, value in vars(self).items() if value is not None}
@@ -65,73 +93,75 @@ class RecipeOptions:
 
 @dataclass(frozen=True)
 class MachineOptions:
-    """Devices, machines and memory; none of it changes the result, but that `remat` draws dropout anew."""
+    """Devices, processes and memory. They do not change the result, except that `remat` draws dropout differently."""
 
-    mesh: Text = None
-    """Devices for images and for weights, as data=4,fsdp=2; by default all for images."""
+    device: Device = None
+    """Kind of device to compute on."""
+    mesh: Annotated[str | None, _optional("TEXT", "all devices share the images")] = None
+    """Devices for images and for weights, as in data=4,fsdp=2."""
     coordinator: Text = None
     """Address host:port of process 0, when several processes train one model."""
     num_processes: Int = None
-    """How many there are."""
+    """Number of processes."""
     process_id: Int = None
-    """Which one this is, from 0."""
+    """Index of this process, from 0."""
     accumulate: int = 1
-    """Parts in which a batch is worked through, when memory is short."""
+    """Parts that a batch is split into to save memory; their gradients are accumulated."""
     remat: bool = False
-    """Compute blocks again in the backward pass instead of keeping what is in them: less memory, more time."""
+    """Recompute blocks in the backward pass instead of storing their activations: less memory, more time."""
     dtype: Literal["float32", "bfloat16"] = "float32"
-    """Of the computation; weights stay float32."""
+    """Type of the computation; weights stay float32."""
 
 
 @dataclass(frozen=True)
 class RunOptions:
-    """Where things are kept."""
+    """Where files go."""
 
     runs: Path = Path("runs")
-    """Where run folders are made."""
-    name: Text = None
-    """Of the run folder; by default the data's and the model's."""
-    data_dir: Folder = None
-    """Where known data sets lie, or are downloaded to."""
-    cache_dir: Folder = None
-    """Where decoded images are kept; by default beside the run folders."""
+    """Folder in which run folders are created."""
+    name: Annotated[str | None, _optional("TEXT", "DATA-MODEL")] = None
+    """Name of the run folder."""
+    data_dir: Annotated[Path | None, _optional("PATH", "the user's cache")] = None
+    """Folder of known data sets; missing ones are downloaded to it."""
+    cache_dir: Annotated[Path | None, _optional("PATH", "RUNS/.cache")] = None
+    """Folder for decoded images."""
     checkpoint_seconds: float = 60.0
     """Time between two checkpoints."""
     tensorboard: bool = False
-    """Write event files, too."""
+    """Also write TensorBoard event files."""
 
 
 @dataclass(frozen=True)
 class TrainConfig:
     data: Data = None
-    """A folder of class folders, an .npz file, or a known set; by default the embedded Fashion-MNIST subset."""
-    model: Text = None
-    """A name from `smallvit models`, sl_ in front for SPT and LSA; by default what suits the data and the time."""
+    """A folder of class folders, an .npz file, or a known data set; without it the embedded Fashion-MNIST subset."""
+    model: Annotated[str | None, _optional("TEXT", "by data and time")] = None
+    """A name from `smallvit models`; sl_ in front switches SPT and LSA on."""
     fields: Fields = ()
-    """Further fields of the model, as in dim=96 spt=false."""
+    """Other fields of the model, as in dim=96 spt=false."""
     recipe: Literal["default", "paper", "keras"] = "default"
-    """How to train; `default` adds augmentation by the number of epochs that fit."""
-    minutes: Float = None
-    """Time for the whole run; by default 5, or the recipe's epochs."""
+    """Training recipe; `default` adds augmentation by the number of epochs that fit."""
+    minutes: Annotated[float | None, _optional("FLOAT", f"{DEFAULT_MINUTES:g}, or the epochs of the recipe")] = None
+    """Time for the whole run."""
     epochs: Float = None
-    """Passes through the training images, in place of a time."""
-    image_size: Sides = None
-    """Side, or height and width; by default what suits the data."""
+    """Number of epochs, instead of a time."""
+    image_size: Annotated[int | tuple[int, int] | None, _optional("INT [INT]", "by the data")] = None
+    """Image size in pixels: one side, or height and width."""
     fit: Literal["crop", "pad"] = "crop"
-    """How an image of another shape becomes that size."""
+    """How images of another shape are fitted: cropped in the middle, or padded with their mean colour."""
     seed: int = 0
-    """Of everything that is random in training."""
+    """Random seed of the training."""
     split_seed: int = 0
-    """Of what is held out to validate and test, where the data does not say."""
+    """Random seed of the validation and test split, where the data has none."""
     resume: Folder = None
-    """Go on with this run folder, exactly as if it had never stopped."""
+    """Resume this run folder; the result is the same as if it had never stopped."""
     in_recipe: RecipeOptions = field(default_factory=RecipeOptions)
     machine: MachineOptions = field(default_factory=MachineOptions)
     run: RunOptions = field(default_factory=RunOptions)
 
     def __post_init__(self) -> None:
         if self.minutes is not None and self.epochs is not None:
-            raise ValueError("both minutes and epochs are given: the run can follow only one, leave the other out")
+            raise ValueError("both minutes and epochs are given: leave one out")
         for name in ("minutes", "epochs"):
             value = getattr(self, name)
             if value is not None and not value > 0:
@@ -143,8 +173,10 @@ class TrainConfig:
         if self.resume is not None:
             given = [each.name for each in fields(self) if getattr(self, each.name) != _default(each)]
             if others := sorted({*given} - {"resume", "machine"}):
-                raise ValueError(f"a run goes on as it was begun: leave out {', '.join(others)}, or begin a new one")
-        _ = self.full_recipe, self.model_fields  # both check what they are given
+                raise ValueError(f"a resumed run keeps its settings: leave out {', '.join(others)}, or start a new run")
+        if self.model is not None:
+            check_model(self.model)
+        _ = self.full_recipe, self.model_fields  # raise on bad values
 
     @property
     def full_recipe(self) -> Recipe:
@@ -180,37 +212,80 @@ class CompareConfig:
     data: Data = None
     """As for `smallvit train`."""
     models: str = "vit_tiny_data,sl_vit_tiny_data"
-    """Names with commas between them."""
+    """Model names, separated by commas."""
     ablation: Literal["spt-lsa", "shift"] | None = None
-    """Take a single model apart: its two add-ons, or directions and amounts of the shift."""
+    """Ablate a single model: its two add-ons, or directions and distances of the shift."""
     recipes: str = "default"
-    """One, or several with commas between them."""
+    """Recipes, separated by commas."""
     fields: Fields = ()
-    """Further fields of all models, as in dim=96."""
+    """Other fields of all models, as in dim=96."""
     seeds: int = 3
-    """How often each is trained."""
+    """Number of runs per model, each with its own seed."""
     minutes: Float = None
     """Time for each run."""
     epochs: Float = None
-    """Passes through the training images in each run, in place of a time."""
+    """Number of epochs of each run, instead of a time."""
     image_size: Sides = None
     """As for `smallvit train`."""
     fit: Literal["crop", "pad"] = "crop"
     """As for `smallvit train`."""
     out: Path = Path("comparison")
-    """Where runs and table go; a comparison that was stopped goes on there."""
+    """Folder for the runs and the table; a comparison that was stopped resumes there."""
     data_dir: Folder = None
-    """Where known data sets lie, or are downloaded to."""
+    """As for `smallvit train`."""
     in_recipe: RecipeOptions = field(default_factory=RecipeOptions)
     machine: MachineOptions = field(default_factory=MachineOptions)
 
     def __post_init__(self) -> None:
         if self.seeds < 1:
             raise ValueError(f"seeds={self.seeds} must be at least 1")
-        if self.ablation is not None and len(self.models.split(",")) > 1:
-            raise ValueError(f"an ablation takes one model apart, but there are {self.models}: name one with --models")
+        for name in (models := self.models.split(",")):
+            check_model(name)
+        if self.ablation is not None and len(models) > 1:
+            raise ValueError(f"an ablation needs a single model, got {self.models}: give one with --models")
         if self.ablation == "shift" and self.image_size is None:
-            raise ValueError("an ablation of the shift needs --image-size: amounts are shares of a patch")
+            raise ValueError("the ablation of the shift needs --image-size: its distances are fractions of a patch")
+
+
+def check_model(name: str) -> None:
+    """A ValueError if there is no such model; known ones pass without waiting for jax."""
+    if not any(entry.name == name for entry in catalogue()):
+        from smallvit.registry import preset
+
+        preset(name)  # a model that the user registered, or an error
+
+
+Config = TypeVar("Config", TrainConfig, CompareConfig)
+
+
+def from_options(cls: type[Config], data: str | Path | None, options: Mapping[str, Any]) -> Config:
+    """A configuration from options by their names on the command line, as in batch_size=64 or flip=False."""
+    groups = {"": cls, "in_recipe": RecipeOptions, "machine": MachineOptions, "run": RunOptions}
+    groups = {group: each for group, each in groups.items() if not group or group in get_type_hints(cls)}
+    homes = {name: (group, hint) for group, each in groups.items() for name, hint in get_type_hints(each).items()}
+    given: dict[str, dict[str, Any]] = {group: {} for group in groups}
+    for name, value in {"data": data, **options}.items():
+        name = SHORT.get(name, name)
+        if name not in homes:
+            known = [each for each in homes if each not in groups]
+            raise ValueError(f"unknown option {name!r}{did_you_mean(name, known) or '.'} Options: {', '.join(known)}")
+        group, hint = homes[name]
+        given[group][name] = _fitted(value, (tuple,) if get_origin(hint) is tuple else get_args(hint) or (hint,))
+    top = given.pop("")
+    return cls(**{group: groups[group](**values) for group, values in given.items()} | top)
+
+
+def _fitted(value: Any, kinds: tuple[Any, ...]) -> Any:
+    """The value as the option's type has it: paths and names alike, whole numbers for fractions, lists and dicts."""
+    if float in kinds and type(value) is int:
+        return float(value)
+    if Path in kinds and isinstance(value, str):
+        return Path(value)
+    if isinstance(value, Mapping):
+        return tuple(f"{name}={json.dumps(each)}" for name, each in value.items())
+    if isinstance(value, list):
+        return ",".join(value) if str in kinds else tuple(value)
+    return str(value) if str in kinds and isinstance(value, Path) else value
 
 
 def _default(each: Field[Any]) -> Any:
@@ -218,10 +293,10 @@ def _default(each: Field[Any]) -> Any:
 
 
 def parse_field(text: str) -> tuple[str, Any]:
-    """("dim", 96) from "dim=96": a JSON value, or a word as it is."""
+    """("dim", 96) from "dim=96"; the value is JSON, or else text."""
     name, equals, value = text.partition("=")
     if not name or not equals:
-        raise ValueError(f"field {text!r} must look like dim=96")
+        raise ValueError(f"field {text!r} must have the form NAME=VALUE, as in dim=96")
     try:
         parsed = json.loads(value)
     except json.JSONDecodeError:
