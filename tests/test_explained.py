@@ -142,7 +142,10 @@ MISTAKES = {
     "layer": (["{plain}", "{pictures}", "--layer", "3"], "layer 3 of vit_tiny_data must be from 1 to 2"),
     "layer 0": (["{plain}", "{pictures}", "--layer", "0"], "layer 0 of vit_tiny_data must be from 1 to 2"),
     "itself": (["{plain}", "{pictures}", "--compare", "{plain}"], "{plain} would be compared with itself"),
-    "both": (["{plain}", "{pictures}", "--temperatures", "--heads"], "--temperatures and --receptive-field cannot be combined"),
+    "both": (
+        ["{plain}", "{pictures}", "--temperatures", "--heads"],
+        "--temperatures and --receptive-field cannot be combined",
+    ),
     "no test images": (["{plain}", "--temperatures"], "the test images of {plain} are not available: give images"),
     "broken": (["{plain}", "{pictures}", "--temperatures"], "cannot read {pictures}/broken.png"),
     "a file": (["{plain}", "{pictures}", "--out", "{pictures}/one.png"], "{pictures}/one.png is a file"),
