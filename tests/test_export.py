@@ -17,6 +17,7 @@ from smallvit.exporting import formats
 from smallvit.runs.prediction import Predictor
 from smallvit.runs.saved import Saved, Spec, save_model
 from tests.cases import CASES, Case
+from tests.runs import required
 
 SPEC = Spec("sl_vit_tiny_data", 3, (8, 12), dict(dim=16, depth=1, heads=2, mlp_dim=16, patch_size=4))
 PREPROCESS = Preprocess((8, 12), 3, "pad", (0.5, 0.4, 0.3), (0.2, 0.2, 0.2))
@@ -53,8 +54,8 @@ def test_stablehlo_of_every_architecture(name: str):
 # Every architecture can; a row that could not would be named here, with the operation that ONNX lacks.
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_onnx_of_every_architecture(name: str):
-    pytest.importorskip("jax2onnx")
-    pytest.importorskip("onnxruntime")
+    required("jax2onnx")
+    required("onnxruntime")
     assert formats.convert(saved(CASES[name]), "onnx")
 
 
@@ -72,8 +73,8 @@ def test_a_stablehlo_file_predicts_alone(folder: Path, tmp_path: Path):
 
 
 def test_an_onnx_file_predicts_alone(folder: Path, tmp_path: Path):
-    pytest.importorskip("jax2onnx")
-    onnxruntime = pytest.importorskip("onnxruntime")
+    required("jax2onnx")
+    onnxruntime = required("onnxruntime")
     session = onnxruntime.InferenceSession(smallvit.export(folder, "onnx", tmp_path / "m.onnx"))
     (logits,) = session.run(None, {"images": images()})
     np.testing.assert_allclose(jax.nn.softmax(logits, axis=-1), Predictor(folder)(images()), atol=1e-5)
