@@ -128,7 +128,7 @@ def test_a_run_on_its_own_test_images(reference: Path, photos: Path, tmp_path: P
 
 MISTAKES = {
     "no model": (["{photos}"], "{photos} holds no model"),
-    "no data": (["{model}"], "{model} does not say what it was trained on: give the data"),
+    "no data": (["{model}"], "the data that {model} was trained on is unknown: give the data"),
     "missing": (["{model}", "{tmp}/x"], "{tmp}/x: there is no such folder or file"),
     "a name nearly right": (["{model}", "cifar11"], "cifar11: there is no such folder or file, did you mean 'cifar10'"),
     "other classes": (["{model}", "{tmp}/other"], "{tmp}/other has classes that the model does not know: cat, dog; it"),

@@ -127,7 +127,7 @@ MISTAKES: dict[str, tuple[list[str], str]] = {
     "a folder without a model": (["{tmp}", "--format", "stablehlo"], "{tmp} holds no model"),
     "ending": (
         ["{model}", "--format", "onnx", "--out", "{tmp}/m.bin"],
-        "{tmp}/m.bin is for onnx and must end in .onnx",
+        "{tmp}/m.bin must end in .onnx",
     ),
     "out is a folder": (
         ["{model}", "--format", "safetensors", "--out", "{tmp}/folder.safetensors"],

@@ -63,8 +63,8 @@ MISTAKES: dict[str, tuple[Callable[[Path], None] | None, list[str], str]] = {
     "time": (fine, ["{data}", "--minutes", "1", "--epochs", "1"], "both minutes and epochs"),
     "mesh": (fine, ["{data}", *TINY, "--mesh", "data=3"], "mesh 'data=3' is for 3 devices, but there are 1"),
     "batch": (fine, ["{data}", *TINY, "--batch-size", "4", "--accumulate", "3"], "must be divisible by"),
-    "resume nothing": (None, ["--resume", "{data}"], "is no folder"),
-    "resume a foreign folder": (fine, ["--resume", "{data}"], "is no run of ours"),
+    "resume nothing": (None, ["--resume", "{data}"], "there is no such folder"),
+    "resume a foreign folder": (fine, ["--resume", "{data}"], "is not a run folder"),
     "resume otherwise": (fine, ["--resume", "{data}", "--epochs", "3"], "leave out epochs"),
     "processes": (fine, ["{data}", "--num-processes", "2"], "belong together"),
 }

@@ -247,9 +247,9 @@ def test_a_run_folder_is_made_once(tmp_path: Path):
 
 
 def test_only_an_unfinished_run_is_gone_on_with(tmp_path: Path):
-    with pytest.raises(ValueError, match="is no folder"):
+    with pytest.raises(ValueError, match="there is no such folder"):
         open_run(tmp_path / "none")
-    with pytest.raises(ValueError, match="is no run of ours"):
+    with pytest.raises(ValueError, match="is not a run folder"):
         open_run(tmp_path)
     run = create_run(tmp_path, "x", "", {"a": 1})
     assert open_run(run) == {"a": 1}
@@ -266,7 +266,7 @@ def test_a_file_is_whole_or_not_there(tmp_path: Path):
     assert read_json(path) == {"a": 1}
     assert list(tmp_path.iterdir()) == [path]
     path.write_text("{")
-    with pytest.raises(ValueError, match=r"x\.json is no valid JSON"):
+    with pytest.raises(ValueError, match=r"x\.json is not valid JSON"):
         read_json(path)
 
 

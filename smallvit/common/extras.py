@@ -1,4 +1,4 @@
-"""Packages that only some need, by the extra that installs them."""
+"""Optional packages, by the extra that installs them."""
 
 from importlib import import_module
 from typing import Any
@@ -28,5 +28,5 @@ def extra_of(package: str) -> str | None:
 
 
 def first_line(error: Exception) -> str:
-    """What another package says is wrong, fit for a line of ours."""
+    """The first line of another package's error message."""
     return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)

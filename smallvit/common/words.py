@@ -5,6 +5,6 @@ from difflib import get_close_matches
 
 
 def did_you_mean(word: str, words: Iterable[str]) -> str:
-    """ ", did you mean 'train'?", or nothing where no word is close."""
+    """A hint such as ", did you mean 'train'?", or an empty string where no word is close."""
     close = get_close_matches(word, list(words))
     return f", did you mean {' or '.join(map(repr, close))}?" if close else ""

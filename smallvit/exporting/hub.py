@@ -17,7 +17,7 @@ CARD = "README.md"
 
 
 def push(run: str | Path, repo: str, *, private: bool = False) -> str:
-    """Uploads the model of a run folder or a model folder to `repo`, such as "owner/name"; returns its address."""
+    """Uploads the model of a run or model folder to `repo`, such as "owner/name"; returns its address."""
     hub = need("huggingface_hub", f"pushing to {repo}")
     with TemporaryDirectory() as folder:
         write_hub_folder(run, folder, repo)
@@ -50,7 +50,7 @@ def load(source: str | Path, *, revision: str | None = None) -> Saved:
 
 
 def pull(repo: str, *, revision: str | None = None) -> Saved:
-    """The model that was pushed to `repo`, from the hub or, once fetched, from the hub's cache on this machine."""
+    """The model that was pushed to `repo`, from the hub or from the hub's cache on this machine."""
     hub = need("huggingface_hub", f"pulling {repo}")
     try:
         folder = hub.snapshot_download(repo, revision=revision, allow_patterns=[CONFIG, WEIGHTS])
@@ -59,11 +59,11 @@ def pull(repo: str, *, revision: str | None = None) -> Saved:
     try:
         return from_pretrained(folder)
     except ValueError as error:
-        raise ValueError(f"{repo} on the hub is no model of ours: {error}") from None
+        raise ValueError(f"{repo} on the hub is not a smallvit model: {error}") from None
 
 
 def write_hub_folder(run: str | Path, folder: str | Path, repo: str = "OWNER/NAME") -> None:
-    """Makes the folder that `push` uploads: weights, configuration and a model card."""
+    """Writes the folder that `push` uploads: weights, configuration and a model card."""
     saved = from_pretrained(run)
     source, folder = model_folder(run), Path(folder)
     for name in (CONFIG, WEIGHTS):

@@ -1,4 +1,4 @@
-"""Figures of a run, each from plain arrays and lists; nothing here knows of pyplot or a screen."""
+"""Figures of a run, each made from plain arrays and lists, without pyplot or a display."""
 
 from typing import TYPE_CHECKING
 

@@ -1,4 +1,4 @@
-"""The data that a run was trained on, and what of it the run has not seen."""
+"""The data that a run was trained on, and the images held out from it."""
 
 import hashlib
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ from smallvit.runs.saved import Saved
 
 @dataclass(frozen=True)
 class Source:
-    """Of the run's configuration what says where its images come from and which were held out."""
+    """Where the images of a run come from, and which were held out."""
 
     data: str | None
     split_seed: int
@@ -32,7 +32,7 @@ class Source:
 
 
 def source_of(run: str | Path) -> Source | None:
-    """None where only the model is left of a run."""
+    """The data of a run; None if only its model folder is left."""
     path = run_folder(run) / CONFIG
     config = (read_json(path) if path.exists() else {}).get("config")
     if config is None:
@@ -43,10 +43,10 @@ def source_of(run: str | Path) -> Source | None:
 
 
 def own_images(run: str | Path, saved: Saved) -> HeldOut:
-    """The images that a run has not trained on, of the data that it has; a ValueError if they are not available."""
+    """The held-out images of the run's own data; a ValueError if they are not available."""
     source = source_of(run)
     if source is None:
-        raise ValueError(f"{run} does not say what it was trained on: give the data to evaluate it on")
+        raise ValueError(f"the data that {run} was trained on is unknown: give the data to evaluate it on")
     try:
         data = load_data(
             source.data,
@@ -67,7 +67,7 @@ def own_images(run: str | Path, saved: Saved) -> HeldOut:
 
 
 def data_digest(data: Dataset) -> str:
-    """Of the labels and of a sample of the images: enough to notice other data."""
+    """A hash of the labels and a sample of the images, to notice that the data has changed."""
     rows = np.unique(np.linspace(0, len(data.train) - 1, 64).astype(np.int64))
     digest = hashlib.sha256(data.train.labels.tobytes())
     digest.update(np.ascontiguousarray(data.train.images[rows]).tobytes())

@@ -1,4 +1,4 @@
-"""The table of a paper in one command: models, or the parts of one model, by seeds, under one recipe."""
+"""Several models, or the ablation of one, trained with several seeds and put into a table."""
 
 import csv
 import io
@@ -41,7 +41,7 @@ def compare(config: CompareConfig) -> list[dict[str, Any]]:
     rows: dict[Variant, list[dict[str, Any]]] = {each: [] for each in variants(config)}
     configs = {(each, seed): _train_config(config, each, seed) for each in rows for seed in range(config.seeds)}
     _claim(config)
-    # Seed by seed: a comparison that is stopped early has a whole table of fewer seeds.
+    # Seed by seed: a comparison that is stopped early still has a complete table, of fewer seeds.
     for seed in range(config.seeds):
         for each in rows:
             rows[each].append(_run(configs[each, seed]))
@@ -99,19 +99,19 @@ def _train_config(config: CompareConfig, variant: Variant, seed: int) -> TrainCo
 
 
 def _claim(config: CompareConfig) -> None:
-    """The folder is new, or holds this very comparison."""
+    """Checks that the folder is new or holds the same comparison."""
     asked = {name: str(value) for name, value in asdict(config).items() if name not in ("seeds", "machine", "out")}
     if (config.out / CONFIG).exists():
         if read_json(config.out / CONFIG) != asked:
             raise ValueError(f"{config.out} holds another comparison: choose another --out")
     elif config.out.exists() and any(config.out.iterdir()):
-        raise ValueError(f"{config.out} is not empty and no comparison of ours: choose another --out")
+        raise ValueError(f"{config.out} is not empty and holds no comparison: choose another --out")
     else:
         write_json(config.out / CONFIG, asked)
 
 
 def _run(config: TrainConfig) -> dict[str, Any]:
-    """The result of a run: of one that is finished, of one that goes on, or of a new one."""
+    """The result of a run: finished earlier, resumed, or new."""
     assert config.run.name is not None
     folder = config.run.runs / config.run.name
     if (folder / RESULT).exists():
