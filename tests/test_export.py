@@ -106,7 +106,7 @@ def test_an_export_that_is_not_equal_is_not_written(folder: Path, tmp_path: Path
     monkeypatch.setattr(
         formats, "_read_safetensors", lambda *args: lambda images: read(*args)(images) + np.float32(1e-2)
     )
-    with pytest.raises(ValueError, match=r"off by 0\.01 from the model, more than 0\.0001: nothing is written"):
+    with pytest.raises(ValueError, match=r"differs from the model by 0\.01, more than 0\.0001: nothing was written"):
         smallvit.export(folder, "safetensors", tmp_path / "m.safetensors")
     assert list(tmp_path.iterdir()) == []
 
