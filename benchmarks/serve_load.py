@@ -1,18 +1,29 @@
 """Many clients at once against `smallvit serve`, on this machine: that nothing fails, and how long answers take.
 
 python -m benchmarks.serve_load RUN --clients 200 --requests 4000
+python -m benchmarks.serve_load RUN --clients 50 --requests 1000 --attack
+
+With --attack the same good requests are sent alone and beside attackers in a process of their own, who send images
+that are small as files and huge as pixels, files of empty parts, headers byte by byte, and connections with nothing.
 """
 
 import argparse
 import asyncio
+import io
+import multiprocessing
 import os
+import struct
+import time
+import zlib
 from collections import Counter, defaultdict
+from contextlib import suppress
 from pathlib import Path
 from time import perf_counter, process_time
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import httpx2
 import numpy as np
+from PIL import Image
 
 from tests.served import BROKEN, photo, serving
 
@@ -28,10 +39,10 @@ class Answer(NamedTuple):
     seconds: float
 
 
-async def load(address: str, *, clients: int, requests: int, seed: int = 0) -> list[Answer]:
+async def load(address: str, *, clients: int, requests: int, seed: int = 0, only: str | None = None) -> list[Answer]:
     """`requests` in all, each client sending its next one when the last is answered; stops by itself."""
     draw = np.random.default_rng(seed)
-    shares = np.array([share for share, _ in MIX.values()])
+    shares = np.array([share if only in (None, kind) else 0 for kind, (share, _) in MIX.items()])
     todo = iter([(str(kind), i) for i, kind in enumerate(draw.choice(list(MIX), requests, p=shares / shares.sum()))])
     photos = [photo(seed, kind, (64, 64)) for seed in range(16) for kind in ("png", "jpeg")]
     broken = list(BROKEN.values())
@@ -77,12 +88,89 @@ def cpu_seconds(process: int) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
+def bombs() -> list[bytes]:
+    """A 16-bit image of 49 million pixels in 97 kB, and a file of 2.5 million empty parts."""
+    file = io.BytesIO()
+    Image.fromarray(np.zeros((7000, 7000), np.uint16)).save(file, "png")
+    empty = struct.pack(">I", 0) + b"abCd" + struct.pack(">I", zlib.crc32(b"abCd"))
+    begin = photo(0)[:33]  # signature and header
+    return [file.getvalue(), begin + empty * 2_500_000]
+
+
+def attack(address: str, stop: Any, counts: Any) -> None:
+    """Until the event is set; how often each was done."""
+    host, port = address.removeprefix("http://").split(":")
+    contents = bombs()
+    done: Counter[str] = Counter()
+
+    async def upload(http: httpx2.AsyncClient, content: bytes, name: str) -> None:
+        while not stop.is_set():
+            with suppress(httpx2.HTTPError):
+                answer = await http.post("/predict", content=content, headers=IMAGE)
+                done[f"{name}, {answer.status_code}"] += 1
+
+    async def idle(send: bytes, name: str) -> None:
+        while not stop.is_set():
+            with suppress(OSError):
+                _, writer = await asyncio.open_connection(host, int(port))
+                done[name] += 1
+                for byte in send * 100 or b"\0" * 300:
+                    if stop.is_set():
+                        break
+                    if send:
+                        writer.write(bytes([byte]))
+                        await writer.drain()
+                    await asyncio.sleep(0.1)
+                writer.close()
+
+    async def everything() -> None:
+        async with httpx2.AsyncClient(base_url=address, timeout=60, trust_env=False) as http:
+            await asyncio.gather(
+                *(upload(http, contents[0], "pixels") for _ in range(8)),
+                *(upload(http, contents[1], "parts") for _ in range(2)),
+                *(idle(b"", "silent") for _ in range(240)),
+                *(idle(b"GET / HTTP/1.1\r\nX: ", "slow header") for _ in range(40)),
+            )
+
+    asyncio.run(everything())
+    counts.update(done)
+
+
+def compare_attacked(run: Path, clients: int, requests: int) -> None:
+    with serving(run) as (address, process), multiprocessing.Manager() as manager:
+        asyncio.run(load(address, clients=clients, requests=clients, seed=1, only="predict"))
+        print(f"{'milliseconds':12} {'requests':>9} {'median':>8} {'90 %':>8} {'99 %':>8} {'most':>8} {'MB':>6}")
+        tails = []
+        for name in ("alone", "attacked", "alone again"):
+            stop, counts = manager.Event(), manager.dict()
+            attacker = multiprocessing.get_context("spawn").Process(target=attack, args=(address, stop, counts))
+            if name == "attacked":
+                attacker.start()
+                time.sleep(5)
+            answers = asyncio.run(load(address, clients=clients, requests=requests, seed=len(tails), only="predict"))
+            if name == "attacked":
+                stop.set()
+                attacker.join()
+            row = np.percentile([1000 * answer.seconds for answer in answers], [50, 90, 99, 100])
+            tails.append(row[2])
+            numbers = " ".join(f"{value:8.0f}" for value in row)
+            print(f"{name:12} {len(answers):9} {numbers} {memory(process):6.0f}", flush=True)
+            assert not failures(answers), failures(answers)
+            if counts:
+                print("attacks:", ", ".join(f"{number} {what}" for what, number in sorted(counts.items())))
+        print(f"99 % under attack: {tails[1] / tails[0]:.1f} x alone; {memory(process, 'VmHWM'):.0f} MB at most")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("run", type=Path)
     parser.add_argument("--clients", type=int, default=200)
     parser.add_argument("--requests", type=int, default=4000)
+    parser.add_argument("--attack", action="store_true")
     options = parser.parse_args()
+    if options.attack:
+        compare_attacked(options.run, options.clients, options.requests)
+        return
     with serving(options.run) as (address, process):
         asyncio.run(load(address, clients=options.clients, requests=options.clients, seed=1))  # every path once
         used, answers, seconds = [memory(process)], [], 0.0

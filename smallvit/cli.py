@@ -13,15 +13,16 @@ import tyro
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
-from rich.text import Text
+from rich.text import Text as RichText
 
 from smallvit import __version__
 from smallvit.catalogue import catalogue
-from smallvit.common.env import keep_compiled, restart_fast, use_device
+from smallvit.common.env import keep_compiled, use_device
 from smallvit.common.errors import Stopped
 from smallvit.common.extras import EXTRAS, need
+from smallvit.common.text import shown
 from smallvit.common.words import did_you_mean
-from smallvit.training.config import CompareConfig, Data, Device, Folder, Int, TrainConfig
+from smallvit.training.config import CompareConfig, Data, Device, Folder, Int, Text, TrainConfig
 
 Run = Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN", help_behavior_hint="")]
 Paths = Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="PATH ...", help_behavior_hint="")]
@@ -80,7 +81,8 @@ def compare(config: Annotated[CompareConfig, tyro.conf.arg(name="")]) -> None:
     from smallvit.training.keywords import compare
 
     table = compare(config)
-    print(f"\n{markdown(table)}\nWrote {config.out}/table.md, .csv and .png; the runs are in {config.out}/runs")
+    wrote = f"Wrote {config.out}/table.md, .csv and .png; the runs are in {config.out}/runs"
+    print(f"\n{markdown(table)}\n{shown(wrote)}")
 
 
 def export(
@@ -100,7 +102,8 @@ def export(
 
     path = export(run, format, out)
     size = path.stat().st_size / 2**20
-    print(f"{path} ({size:.1f} MiB) matches the model's logits to {TOLERANCE:g}; {path.name}.json describes its use")
+    wrote = f"{path} ({size:.1f} MiB) matches the model's logits to {TOLERANCE:g}; {path.name}.json describes its use"
+    print(shown(wrote))
 
 
 def serve(
@@ -113,6 +116,8 @@ def serve(
     images: int = 64,
     queue: int = 512,
     seconds: float = 30,
+    token: Text = None,
+    allow_host: tuple[str, ...] = (),
     device: Device = None,
 ) -> None:
     """Serve a trained model: a page for the browser, and a JSON API.
@@ -126,6 +131,8 @@ def serve(
         images: Maximum number of images per request.
         queue: Maximum number of images waiting for an answer.
         seconds: Timeout of an upload, and of an answer, in seconds.
+        token: Token that requests must send; generated and printed if other machines can connect.
+        allow_host: Other host names accepted in requests, such as that of a reverse proxy.
         device: Kind of device to compute on.
     """
     for package in EXTRAS["serve"]:
@@ -136,7 +143,7 @@ def serve(
     _prepare(device)
     upload = int(upload_mb * 2**20) if isfinite(upload_mb) else 0
     limits = Limits(upload=upload, memory=max(8 * upload, 1), images=images, queue=queue, seconds=seconds)
-    serve_model(run, host=host, port=port, examples=examples, limits=limits)
+    serve_model(run, host=host, port=port, examples=examples, limits=limits, token=token, hosts=allow_host)
 
 
 def predict(
@@ -182,7 +189,7 @@ def predict(
             predictions.append(result)
         else:
             unreadable += 1
-            print(f"smallvit: {result.reason}", file=sys.stderr)
+            print(f"smallvit: {shown(result.reason)}", file=sys.stderr)
     for file, form in outputs:
         content = form(predictions).encode(errors="surrogateescape")  # file names may be any bytes
         if file == "-":
@@ -330,7 +337,7 @@ def explain(
     for picture, explained in _watched(pictures.draw_explanations(explainer, files, out), len(files)):
         if isinstance(explained, Unreadable):
             unreadable += 1
-            print(f"smallvit: {explained.reason}", file=sys.stderr)
+            print(f"smallvit: {shown(explained.reason)}", file=sys.stderr)
             continue
         answers = (_plain(f"{model.answers[0][0]} {model.answers[0][1]:.1%}") for model in explained)
         table.add_row(_plain(str(picture)), *answers)
@@ -347,7 +354,7 @@ def doctor() -> None:
     findings = examine()
     table = Table(box=None, show_header=False, pad_edge=False)
     for each in findings:
-        table.add_row(Text(each.what, "red" if each.wrong else "bold"), _plain(each.found))
+        table.add_row(RichText(each.what, "red" if each.wrong else "bold"), _plain(each.found))
     _screen().print(table)
     if any(each.wrong for each in findings):
         sys.exit(1)
@@ -379,16 +386,15 @@ def _table(*titles: str) -> Table:
     return table
 
 
-def _plain(text: str) -> Text:
+def _plain(text: str) -> RichText:
     """Without markup, escape sequences and undecodable bytes."""
-    return Text("".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text))
+    return RichText(shown(text))
 
 
 COMMANDS = {f.__name__: f for f in (train, evaluate, predict, explain, export, serve, compare, models, doctor)}
 
 
 def main() -> None:
-    restart_fast()
     command, *args = sys.argv[1:] or ["--help"]
     if command in ("-h", "--help"):
         print(_overview())
@@ -423,7 +429,7 @@ def _run(command: str, args: list[str]) -> None:
     except ValueError as error:
         _end(str(error), 2)
     except Stopped as error:
-        _end(str(error), 1)
+        _end(str(error), error.code)
     except KeyboardInterrupt:
         _end("interrupted", 130)
     except BrokenPipeError:  # the reader, such as `head`, has seen enough
@@ -436,7 +442,7 @@ def _run(command: str, args: list[str]) -> None:
 
 
 def _end(line: str, code: int) -> None:
-    print(f"smallvit: {line}", file=sys.stderr)
+    print(f"smallvit: {shown(line)}", file=sys.stderr)
     sys.exit(code)
 
 

@@ -49,12 +49,12 @@ def create_model(name: str, *, num_classes: int = 1000, image_size: Size | None 
             )
 
     add_ons = {"spt": True, "lsa": True} if name.startswith("sl_") else {}
-    given: dict[str, Any] = {**defaults, **add_ons, **fields, "num_classes": num_classes}
-    if image_size is not None:
-        given["image_size"] = image_size
-    size = given["image_size"]
-    given = {field: value(size) if callable(value) else value for field, value in given.items()}
-    return cls(**given)
+    size = defaults["image_size"] if image_size is None else image_size
+    # The preset's functions alone: a user's field may be callable for its own reasons, as jnp.bfloat16 is.
+    values = {
+        field: value(size) if callable(value) else value for field, value in defaults.items() if field not in fields
+    }
+    return cls(**{**values, **add_ons, **fields, "num_classes": num_classes, "image_size": size})
 
 
 def preset(name: str) -> Preset:

@@ -1,11 +1,12 @@
 """A run on one page: report.html is self-contained, without network or scripts."""
 
 import base64
+import html
 from collections.abc import Mapping, Sequence
-from html import escape
 from pathlib import Path
 
 from smallvit.common.files import write_bytes
+from smallvit.common.text import shown
 
 Row = Mapping[str, str | int | float | None]
 
@@ -95,6 +96,10 @@ def write_report(
     path = folder / "report.html"
     write_bytes(path, page.encode())
     return path
+
+
+def escape(text: str) -> str:
+    return html.escape(shown(text))
 
 
 def _command(command: str) -> str:

@@ -170,16 +170,16 @@ CASES = {
     "hybrid_vit": Case(
         smallvit.HybridViT,
         dict(
-            **dict(image_size=16, widths=(4, 8), conv_depth=(0, 1), strides=(1, 2, 2)),
-            **dict(dim=16, depth=2, heads=2, mlp_dim=24, dropout=0.2, drop_path=0.3),
+            **dict(image_size=16, widths=(4, 8, 16), strides=(1, 2, 2), conv_depth=(0, 1, 1)),
+            **dict(depth=2, heads=2, mlp_dim=24, dropout=0.2, drop_path=0.3),
         ),
     ),
     # Rectangles, a stride above 2, a side that no stride divides.
     "hybrid_vit_wide": Case(
         smallvit.HybridViT,
         dict(
-            **dict(image_size=(9, 22), widths=(4,), conv_depth=1, strides=((1, 3), 2)),
-            **dict(dim=16, depth=1, heads=1, mlp_dim=24, dropout=0.3),
+            **dict(image_size=(9, 22), widths=(4, 16), strides=((1, 3), 2), conv_depth=(1, 0)),
+            **dict(depth=1, heads=1, mlp_dim=24, dropout=0.3),
         ),
         (9, 22),
         1,
@@ -203,41 +203,17 @@ CASES = {
     ),
 }
 
+
+def _hybrid(w: int) -> int:
+    """HybridViT's stages of w, 2 w and 4 w channels, positions, two blocks, the last norm and a head of 1,000."""
+    d, hidden = 4 * w, 8 * w
+    convolutions = [(3, w), *[(w, w)] * 4, (w, 2 * w), *[(2 * w, 2 * w)] * 4, (2 * w, d), *[(d, d)] * 4]
+    block = 4 * d + 4 * d * d + d + 2 * d * hidden + hidden + d + 9 * hidden + hidden
+    return sum(9 * a * b + 2 * b for a, b in convolutions) + 64 * d + 2 * block + 2 * d + 1000 * d + 1000
+
+
 COUNTS = {
-    # Convolutions and their norms, tokens, positions, blocks (norms, attention, MLP), the last norm, the head.
-    "hybrid_vit_tiny": 27 * 32
-    + 64
-    + 288 * 64
-    + 128
-    + 2 * (576 * 64 + 128)
-    + 576 * 128
-    + 256
-    + 64 * 128
-    + 2 * (4 * 128 + 4 * 128 * 128 + 128 + 2 * 128 * 256 + 256 + 128)
-    + 256
-    + 129_000,
-    "hybrid_vit_small": 27 * 32
-    + 64
-    + 288 * 64
-    + 128
-    + 4 * (576 * 64 + 128)
-    + 576 * 128
-    + 256
-    + 64 * 128
-    + 2 * (4 * 128 + 4 * 128 * 128 + 128 + 2 * 128 * 256 + 256 + 128)
-    + 256
-    + 129_000,
-    "hybrid_vit_base": 27 * 64
-    + 128
-    + 576 * 128
-    + 256
-    + 4 * (1152 * 128 + 256)
-    + 1152 * 192
-    + 384
-    + 64 * 192
-    + 3 * (4 * 192 + 4 * 192 * 192 + 192 + 2 * 192 * 384 + 384 + 192)
-    + 384
-    + 193_000,
+    **{f"hybrid_vit_{size}": _hybrid(width) for size, width in (("tiny", 16), ("small", 24), ("base", 32))},
     # Added up by hand from the authors' layers, with their head of two; their README says 32.4 million.
     "scalable_vit_small": 32_000_472,
     # Added up by hand from the authors' layers, which they give as 27.8 and 30.7 million.

@@ -91,6 +91,27 @@ def test_operations_are_pillows(channels):
             np.testing.assert_array_equal(result, wanted, err_msg=f"{op} {value}")
 
 
+def test_what_moves_is_mirrored_at_the_border():
+    """Where Pillow has black, the image goes on as in a mirror; everywhere else nothing changes."""
+    image = photograph()
+    wide = np.pad(image, ((HEIGHT, HEIGHT), (WIDTH, WIDTH), (0, 0)), "symmetric").astype(np.float32)
+    batch = np.broadcast_to(image.astype(np.float32), (len(MOVES), *image.shape))
+    ops = np.array([OPS.index(op) for op, _ in MOVES], np.int32)
+    values = np.array([value for _, value in MOVES], np.float32)
+    mirrored = jax.jit(jax.vmap(partial(apply_op, fill="mirror")))(batch, ops, values)
+    same = 0
+    for (op, value), result, black in zip(MOVES, np.asarray(mirrored), ours(image, MOVES), strict=True):
+        inside = (black > 0).any(-1)
+        np.testing.assert_array_equal(result[inside], black[inside], err_msg=f"{op} {value}")
+        if op.startswith("Translate"):
+            down, across = (0, value) if op.endswith("X") else (value, 0)
+            top, left = HEIGHT - int(down), WIDTH - int(across)
+            np.testing.assert_array_equal(result, wide[top : top + HEIGHT, left : left + WIDTH], err_msg=op)
+            same += 1
+        assert result.min() > 0
+    assert same == 4
+
+
 def test_flat_and_two_level_images_as_in_pillow():
     flat, two = np.full((HEIGHT, WIDTH, 3), 77, np.uint8), photograph() // 128 * 128
     cases: list[tuple[str, float]] = [("AutoContrast", 0), ("Equalize", 0)] * len(CASES)
@@ -111,13 +132,17 @@ def test_published_policies():
 
 
 def test_magnitudes():
-    top = {op: magnitude(op, 9, 10, 32, 64) for op in OPS}
+    top = {op: magnitude(op, 9, 9, 32, 64) for op in OPS}
     assert (top["ShearX"], top["Rotate"], top["Contrast"], top["Solarize"], top["Posterize"]) == (0.3, 30, 0.9, 0, 4)
     assert (top["TranslateX"], top["TranslateY"]) == (29, 14)  # 150/331 of the side, cut to whole pixels
-    assert [magnitude("Posterize", i, 10, 32, 32) for i in range(10)] == [8, 8, 7, 7, 6, 6, 5, 5, 4, 4]
-    assert magnitude("Brightness", 9, 31, 32, 32) == pytest.approx(0.27)
+    assert [magnitude("Posterize", i, 9, 32, 32) for i in range(10)] == [8, 8, 7, 7, 6, 6, 5, 5, 4, 4]
 
+    ops, probabilities, values = policy_table("randaugment", 10, 32, 64)
+    assert dict(zip((OPS[op] for op in ops[:, 0]), values[:, 0, 1], strict=True)) == pytest.approx(
+        {op: value for op, value in top.items() if op != "Invert"}
+    )
     ops, probabilities, values = policy_table("randaugment", 9, 32, 32)
+    assert values[ops == OPS.index("Brightness"), 1] == pytest.approx(0.9 * 0.9)
     assert [OPS[op] for op in ops[:, 0]] == [op for op in OPS if op != "Invert"]
     assert (probabilities == 1).all()
     either_sign = {OPS[op] for op, (low, high) in zip(ops[:, 0], values[:, 0], strict=True) if low == -high != 0}
@@ -130,9 +155,9 @@ def test_magnitudes():
 
 def test_randaugment_draws_all_operations_alike():
     names = [op for op in OPS if op != "Invert"]
-    cases = [(op, sign * magnitude(op, 30, 31, HEIGHT, WIDTH)) for op in names for sign in SIGNS.get(op, (1,))]
+    cases = [(op, sign * magnitude(op, 10, 10, HEIGHT, WIDTH)) for op in names for sign in SIGNS.get(op, (1,))]
     batch = np.broadcast_to(photograph(), (512, HEIGHT, WIDTH, 3))
-    out = np.asarray(augment(KEY, batch, Augment(policy="randaugment", num_ops=1, magnitude=30)))
+    out = np.asarray(augment(KEY, batch, Augment(policy="randaugment", num_ops=1, magnitude=10, fill="black")))
     same = (ours(photograph(), cases)[:, None] == out[None]).all((2, 3, 4))
     np.testing.assert_array_equal(same.sum(0), 1)
     shares = dict.fromkeys(names, 0.0)
@@ -151,15 +176,16 @@ def test_autoaugment_leaves_as_many_images_alone_as_published():
     assert alone == pytest.approx(np.prod(off, axis=1).mean(), abs=0.05)
 
 
-def test_flip_and_crop_by_hand():
+@pytest.mark.parametrize("fill, mode, padding, down", [("mirror", "symmetric", 0.125, 3), ("black", "constant", 4, 4)])
+def test_flip_and_crop_by_hand(fill, mode, padding, down):
     batch = np.broadcast_to(photograph(), (256, HEIGHT, WIDTH, 3))
-    out = np.asarray(augment(KEY, batch, Augment(flip=True, crop_padding=4)))
-    down, across = 3, 4  # 4 of 32 pixels
+    out = np.asarray(augment(KEY, batch, Augment(flip=True, crop_padding=padding, fill=fill)))
+    across = 4
     pads = ((down, down), (across, across), (0, 0))
     views = np.stack(
         [
             padded[top : top + HEIGHT, left : left + WIDTH]
-            for padded in (np.pad(photograph(), pads), np.pad(photograph()[:, ::-1], pads))
+            for padded in (np.pad(photograph(), pads, mode), np.pad(photograph()[:, ::-1], pads, mode))
             for top in range(2 * down + 1)
             for left in range(2 * across + 1)
         ]
@@ -384,7 +410,8 @@ def test_devices_do_not_change_the_result():
         (dict(zoom=1.0), "zoom=1.0 must be at least 0 and below 1"),
         (dict(resized_crop=(0.8, 0.2)), "resized_crop=(0.8, 0.2) must be two shares of the area"),
         (dict(policy="trivial"), "policy='trivial' is unknown: choose one of none, randaugment, cifar10"),
-        (dict(magnitude=31), "magnitude=31 must be from 0 to 30"),
+        (dict(magnitude=30), "magnitude=30 must be from 0 to 10"),
+        (dict(fill="white"), "fill='white' is unknown: choose one of mirror, black"),
         (dict(num_ops=0), "num_ops=0 must be at least 1"),
         (dict(colour=1.5), "colour=1.5 must be from 0 to 1"),
         (dict(erasing=float("nan")), "erasing=nan must be from 0 to 1"),

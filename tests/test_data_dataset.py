@@ -41,16 +41,34 @@ def test_statistics_are_those_of_numpy():
 def test_split_is_stratified_seeded_disjoint_and_covering(counts: tuple[int, ...]):
     labels = np.random.default_rng(1).permutation(np.repeat(np.arange(len(counts)), counts))
     classes = [str(label) for label in range(len(counts))]
-    parts = stratified(labels, classes, (0.1, 0.1), seed=0)
+    contents = range(len(labels))
+    parts = stratified(labels, classes, (0.1, 0.1), 0, contents)
     np.testing.assert_array_equal(np.sort(np.concatenate(parts)), np.arange(len(labels)))
     for label, count in enumerate(counts):
         train, val, test = (int((labels[part] == label).sum()) for part in parts)
         assert val == max(1, round(0.1 * count))
         assert test == (round(0.1 * count) if count > 2 else 0)
         assert train >= 1
-    again, other = (stratified(labels, classes, (0.1, 0.1), seed=seed) for seed in (0, 1))
+    again, other = (stratified(labels, classes, (0.1, 0.1), seed, contents) for seed in (0, 1))
     assert all(np.array_equal(a, b) for a, b in zip(parts, again, strict=True))
     assert len(labels) < 10 or any(not np.array_equal(a, b) for a, b in zip(parts, other, strict=True))
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_equal_images_stay_together(seed: int):
+    rng = np.random.default_rng(seed)
+    labels, contents = rng.integers(0, 3, 300), rng.integers(0, 150, 300)  # also in two classes
+    parts = stratified(labels, "abc", (0.1, 0.1), seed, contents.tolist())
+    np.testing.assert_array_equal(np.sort(np.concatenate(parts)), np.arange(300))
+    train, val, test = (set(contents[part].tolist()) for part in parts)
+    assert not (train & val) | (train & test) | (val & test)
+    assert all(set(labels[part].tolist()) == {0, 1, 2} for part in parts)
+    assert 15 <= len(parts[1]) <= 60
+
+
+def test_a_class_of_equal_images_is_split_all_the_same():
+    train, val = stratified(np.array([0, 0, 0, 1, 1]), "ab", (0.1,), 0, [7, 7, 7, 7, 8])
+    assert (len(train), len(val)) == (3, 2)
 
 
 @pytest.mark.parametrize(

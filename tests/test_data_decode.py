@@ -6,6 +6,7 @@ import warnings
 import zlib
 from contextlib import suppress
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import pytest
@@ -245,3 +246,19 @@ def test_damaged_bytes_give_an_image_or_a_value_error(kind: str):
             bad[place] = rng.integers(256)
         with suppress(ValueError):
             assert decode(io.BytesIO(bytes(bad)), (16, 16), 3, "pad").shape == (16, 16, 3)
+
+
+@pytest.mark.parametrize("size", [(1, 3000), (3000, 1), (1, 1)])
+@pytest.mark.parametrize("fit", ["crop", "pad"])
+def test_a_line_of_pixels(size: tuple[int, int], fit: Literal["crop", "pad"]):
+    pixels = decode(encoded(Image.new("RGB", size, (10, 200, 30))), (32, 32), 3, fit)
+    np.testing.assert_array_equal(pixels, np.broadcast_to(np.array([10, 200, 30], np.uint8), (32, 32, 3)))
+
+
+def test_a_lack_of_memory_is_no_verdict_on_an_image(monkeypatch: pytest.MonkeyPatch):
+    def none(*_: object) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(Image.Image, "load", none)
+    with pytest.raises(MemoryError):
+        decode(encoded(Image.new("RGB", (4, 4))), (4, 4), 3, "crop")

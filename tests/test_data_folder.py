@@ -1,15 +1,17 @@
 """Folders of images: layouts, splits, what is skipped and warned of, the cache."""
 
+import errno
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image
 
-from smallvit.data import load_data
+from smallvit.data import find_images, load_data
 from smallvit.data.folder import natural
 
 
@@ -162,6 +164,17 @@ def test_duplicates_are_named(tmp_path: Path, cache: Path):
     assert not any("warning" in note for note in load_data(make(tmp_path / "x", a=3, b=3), cache_dir=cache).notes)
 
 
+def test_duplicates_stay_on_one_side(tmp_path: Path, cache: Path):
+    folder = make(tmp_path, a=20, b=20)
+    for path in list(folder.rglob("*.png")):
+        path.with_name(f"copy-of-{path.name}").write_bytes(path.read_bytes())
+    for seed in range(3):
+        data = load_data(folder, cache_dir=cache, seed=seed)
+        assert data.test is not None
+        assert (len(data.train), len(data.val), len(data.test)) == (64, 8, 8)
+        assert not any("warning" in note for note in data.notes)
+
+
 def test_cache_is_reused_and_mended(tmp_path: Path, cache: Path, capfd: pytest.CaptureFixture[str]):
     folder = make(tmp_path / "pets", a=4, b=4)
 
@@ -262,3 +275,82 @@ def test_bad_folder_is_one_line(tmp_path: Path, cache: Path, case: str):
 
 def test_names_sort_as_people_do():
     assert sorted(["b", "a10", "A9", "10", "9", "a"], key=natural) == ["9", "10", "a", "A9", "a10", "b"]
+
+
+def test_an_error_of_the_disk_is_not_kept_as_a_verdict(tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch):
+    folder = make(tmp_path / "pets", a=4, b=4)
+    read, fails = Path.read_bytes, {"left": 0, "after": 0}
+
+    def flaky(path: Path) -> bytes:
+        if path.name == "1.png":
+            fails["after"] -= 1
+            if fails["after"] < 0 and fails["left"] > 0:
+                fails["left"] -= 1
+                raise OSError(errno.EIO, "Input/output error", str(path))
+        return read(path)
+
+    monkeypatch.setattr(Path, "read_bytes", flaky)
+    monkeypatch.setattr("smallvit.data.folder.WAITS", (0.0, 0.0))
+    for after in (0, 2):  # while it is hashed, and while it is decoded
+        fails.update(left=100, after=after)
+        with pytest.raises(ValueError, match=r"cannot read .*1\.png: Input/output error"):
+            load_data(folder, cache_dir=cache)
+        assert not list(cache.glob("*"))
+    fails.update(left=2, after=0)  # it passes
+    data = load_data(folder, cache_dir=cache)
+    assert len(data.train) + len(data.val) + len(data.test or ()) == 8
+
+
+def test_a_file_that_changes_in_between_is_not_kept(tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch):
+    folder = make(tmp_path / "pets", a=4, b=4)
+    read, other = Path.read_bytes, (folder / "b/0.png").read_bytes()
+    seen: list[Path] = []
+
+    def changing(path: Path) -> bytes:
+        seen.append(path)
+        return other if path.name == "2.png" and seen.count(path) > 1 else read(path)
+
+    monkeypatch.setattr(Path, "read_bytes", changing)
+    with pytest.raises(ValueError, match=r"2\.png: it changed while the folder was read"):
+        load_data(folder, cache_dir=cache)
+    assert not list(cache.glob("*"))
+
+
+def test_a_disk_that_fills_up_is_one_line(tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch):
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    with pytest.raises(ValueError, match=r"decoded images take .* choose a smaller image size or another cache folder"):
+        load_data(make(tmp_path / "pets", a=4, b=4), cache_dir=cache)
+
+
+def test_the_cache_is_trimmed_oldest_first(tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch):
+    sets = [make(tmp_path / f"set{i}", a=4 + i, b=4) for i in range(3)]
+    entries = []
+    for age, folder in zip((300, 200, 100), sets, strict=True):
+        load_data(folder, cache_dir=cache)
+        (new,) = set(cache.iterdir()) - set(entries)
+        os.utime(new, (time.time() - age,) * 2)
+        entries.append(new)
+    load_data(sets[0], cache_dir=cache)  # used again: now the second is the oldest
+    size = sum(entry.stat().st_size for entry in entries)
+    monkeypatch.setattr("smallvit.data.cache.LIMIT", size + 1000)
+    load_data(make(tmp_path / "more", a=5, b=5), cache_dir=cache)
+    assert [entry.exists() for entry in entries] == [True, False, True]
+
+
+def test_folders_that_cannot_be_read_are_said(tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch):
+    folder = make(tmp_path / "pets", **{"a": 4, "b": 4, "b/closed": 2})
+    listing = os.scandir
+
+    def scandir(path: str) -> object:
+        if str(path).endswith("closed"):
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return listing(path)
+
+    monkeypatch.setattr(os, "scandir", scandir)
+    notes = load_data(folder, cache_dir=cache).notes
+    assert "warning: skipped 1 folder that cannot be read: b/closed (Permission denied)" in notes
+    with pytest.raises(ValueError, match="closed: Permission denied"):
+        find_images([folder])

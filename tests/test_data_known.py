@@ -68,6 +68,7 @@ def test_cifar10(tmp_path: Path, below: str, unpacked: bool):
     np.testing.assert_array_equal(data.train.labels, labels[rows])
     np.testing.assert_array_equal(data.test.images, pixels[100:])
     assert data.preprocess.mean == (0.4914, 0.4822, 0.4465)
+    assert data.policy == "cifar10"
 
 
 def test_cifar100_has_fine_labels(tmp_path: Path):
@@ -288,6 +289,19 @@ def test_without_network_the_file_and_its_place_are_named(tmp_path: Path, publis
     with pytest.raises(ValueError, match=rf"cannot download file:.*: get that file and put it at {place}$") as caught:
         load_data("mnist", data_dir=tmp_path / "data")
     assert "\n" not in str(caught.value)
+
+
+def test_only_digits_are_not_mirrored(tmp_path: Path):
+    assert {name for name, known in KNOWN.items() if not known.mirrors} == {"mnist", "svhn"}
+    for name, mirrors in (("mnist", False), ("fashion-mnist", True)):
+        write_idx(tmp_path / name)
+        assert load_data(name, data_dir=tmp_path).mirrors is mirrors
+    assert load_data().mirrors
+
+
+def test_policies_are_those_found_on_the_set():
+    found = {name: known.policy for name, known in KNOWN.items() if known.policy != "imagenet"}
+    assert found == {"cifar10": "cifar10", "cifar100": "cifar10", "svhn": "svhn"}
 
 
 def test_unknown_name_is_guessed():

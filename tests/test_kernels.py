@@ -305,7 +305,7 @@ def convolved(x, kernel, stride, padding):
 def test_conv(images, sides, channels, features, size, stride, padding, dtype, seed):
     padding = tuple(max(p, -(-(k - n) // 2)) for p, k, n in zip(padding, size, sides, strict=True))  # one window fits
     x, kernel = draw(seed, (images, *sides, channels), (*size, channels, features), dtype=dtype)
-    assert kernels.convolves(x, kernel, stride, padding)
+    assert kernels.convolves(x, kernel, stride, padding) == (dtype == "float32" or not library.has_bfloat16())
     run = with_gradients(partial(kernels.conv, stride=stride, padding=padding))
     theirs = with_gradients(partial(convolved, stride=stride, padding=padding))(x, kernel)
     for name in SETS:
@@ -327,6 +327,46 @@ def test_depthwise(images, sides, channels, size, dtype, seed):
     for name in SETS:
         library.choose(name)
         same(run(x, kernel), theirs, TOLERANCE[dtype])
+
+
+def normed(x, scale, bias, more, relu):
+    """BatchNorm in float32, the shortcut and the ReLU behind it."""
+    y = x.astype(jnp.float32)
+    y = (y - y.mean(0)[None]) / jnp.sqrt(y.var(0) + 1e-5)[None] * scale[None] + bias[None]
+    y = y if more is None else y + more.astype(jnp.float32)
+    return (jnp.maximum(y, 0) if relu else y).astype(x.dtype)
+
+
+@needs_library
+@few
+@given(
+    st.integers(2, 200),
+    st.integers(1, 70),
+    st.booleans(),
+    st.booleans(),
+    st.sampled_from(["float32", "bfloat16"]),
+    st.integers(0, 99),
+)
+def test_batch_norm(rows, width, adds, relu, dtype, seed):
+    x, more = draw(seed, (rows, width), (rows, width), dtype=dtype)
+    scale, bias = draw(seed + 1, (width,), (width,))
+    args = (3 * x + 2, scale, bias, *([more] if adds else []))
+    ours = with_gradients(lambda *args: kernels.batch_norm(*args, *[None] * (not adds), 1e-5, relu)[0])
+    theirs = with_gradients(lambda *args: normed(*args, *[None] * (not adds), relu))(*args)
+    for name in SETS:
+        library.choose(name)
+        same(ours(*args), theirs, TOLERANCE[dtype])
+
+
+@needs_library
+def test_batch_norm_gives_the_moments_and_nan_goes_through():
+    (x,) = draw(0, (50, 3))
+    y, mean, var = kernels.batch_norm(x, jnp.ones(3), jnp.zeros(3), None, 1e-5, True)
+    np.testing.assert_allclose(mean, x.mean(0), atol=1e-6)
+    np.testing.assert_allclose(var, x.var(0), rtol=1e-5)
+    assert bool((y >= 0).all())
+    y, _, _ = kernels.batch_norm(x.at[4, 1].set(jnp.nan), jnp.ones(3), jnp.zeros(3), None, 1e-5, True)
+    assert np.isnan(y).any(axis=0).tolist() == [False, True, False]
 
 
 @needs_library

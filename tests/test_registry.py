@@ -1,5 +1,8 @@
 """Models by name."""
 
+import jax
+import jax.numpy as jnp
+import numpy as np
 import pytest
 
 from smallvit import SimpleViT, ViT, create_model, list_models
@@ -34,6 +37,16 @@ def test_fields_replace_the_presets():
     model = create_model("simple_vit_small_patch16", depth=2, dim=64)
     assert isinstance(model, SimpleViT)
     assert (model.depth, model.dim, model.heads) == (2, 64, 6)
+
+
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, np.float32, "bfloat16"])
+def test_only_the_presets_own_functions_are_called(dtype):
+    for name in ("vit_small_data", "vit_tiny_patch16", "hybrid_vit_tiny"):
+        model = create_model(name, num_classes=2, image_size=32, dtype=dtype)
+        assert model.dtype is dtype
+        output = jax.eval_shape(model.init_with_output, jax.random.key(0), jnp.zeros((1, 32, 32, 3)))[0]
+        assert output.dtype == jnp.dtype(dtype)
+    assert create_model("vit_small_data", patch_size=(16, 4)).patch_size == (16, 4)
 
 
 @pytest.mark.parametrize(

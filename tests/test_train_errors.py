@@ -50,6 +50,11 @@ def label_out_of_range(path: Path) -> None:
     np.savez(path.with_suffix(".npz"), images=np.zeros((6, 8, 8), np.uint8), labels=[0, 1, 0, 1, 0, -1])
 
 
+def a_class_to_validate_alone(path: Path) -> None:
+    arrays = dict(train_images=np.zeros((6, 8, 8), np.uint8), train_labels=[0, 2, 0, 2, 0, 2])
+    np.savez(path.with_suffix(".npz"), **arrays, val_images=np.zeros((3, 8, 8), np.uint8), val_labels=[0, 1, 2])
+
+
 MISTAKES: dict[str, tuple[Callable[[Path], None] | None, list[str], str]] = {
     "missing": (None, ["{data}"], "there is no such folder or file"),
     "empty": (empty, ["{data}"], "{data}"),
@@ -63,9 +68,15 @@ MISTAKES: dict[str, tuple[Callable[[Path], None] | None, list[str], str]] = {
     "time": (fine, ["{data}", "--minutes", "1", "--epochs", "1"], "both minutes and epochs"),
     "mesh": (fine, ["{data}", *TINY, "--mesh", "data=3"], "mesh 'data=3' is for 3 devices, but there are 1"),
     "batch": (fine, ["{data}", *TINY, "--batch-size", "4", "--accumulate", "3"], "must be divisible by"),
+    "balance": (
+        a_class_to_validate_alone,
+        ["{data}.npz", *TINY, "--balance"],
+        "there are no images of '1' to train on, so --balance cannot weigh classes",
+    ),
     "resume nothing": (None, ["--resume", "{data}"], "there is no such folder"),
     "resume a foreign folder": (fine, ["--resume", "{data}"], "is not a run folder"),
     "resume otherwise": (fine, ["--resume", "{data}", "--epochs", "3"], "leave out epochs"),
+    "from scratch": (fine, ["{data}", "--from-scratch"], "give the run with --resume"),
     "processes": (fine, ["{data}", "--num-processes", "2"], "belong together"),
 }
 

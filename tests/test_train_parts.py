@@ -1,19 +1,20 @@
 """The parts of training, each by itself: configuration, rates, weight decay, the step, the mesh, files."""
 
 import json
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import tyro
 
 from smallvit import create_model
-from smallvit.augment import Augment
+from smallvit.augment import Augment, augment_batch
 from smallvit.common.files import read_json, write_bytes
 from smallvit.common.paths import by_path
-from smallvit.data import Preprocess
+from smallvit.data import Dataset, Preprocess, Split
 from smallvit.runs.folder import create_run, locked, open_run
 from smallvit.runs.prediction import make_predict
 from smallvit.runs.saved import Spec, from_pretrained, save_model
@@ -22,6 +23,7 @@ from smallvit.training.mesh import make_mesh
 from smallvit.training.optimiser import kernels, optimiser
 from smallvit.training.plan import MOMENTS, Plan, choose_augmentation, choose_model, rate_at
 from smallvit.training.step import Pace, make_init, make_step
+from smallvit.training.trainer import _class_weights
 
 
 @pytest.fixture(autouse=True)
@@ -110,8 +112,23 @@ def test_the_papers_recipe():
     np.testing.assert_allclose(rates, [1e-6, 3e-3, 1e-6], rtol=1e-3)
     assert (paper.passes, paper.epochs, paper.batch_size, paper.weight_decay) == (3, 100, 128, 0.05)
     assert paper.augment == Augment(
-        True, 4, policy="cifar10", erasing=0.25, mixup=0.25, cutmix=0.25, label_smoothing=0.1
+        True, 4, policy="imagenet", erasing=0.25, mixup=0.25, cutmix=0.25, label_smoothing=0.1, fill="black"
     )
+
+
+def test_the_papers_recipe_has_the_policy_of_the_data():
+    data, config = labelled(np.arange(3)), TrainConfig(recipe="paper")
+    for policy in ("cifar10", "svhn", "imagenet"):
+        assert config.recipe_for(replace(data, policy=policy)).augment.policy == policy
+    said = TrainConfig(recipe="paper", in_recipe=RecipeOptions(policy="none"))
+    assert said.recipe_for(replace(data, policy="svhn")).augment.policy == "none"
+    assert TrainConfig().recipe_for(replace(data, policy="svhn")).augment.policy == "none"
+
+
+def test_kerass_recipe_decays_as_its_card():
+    keras = RECIPES["keras"]
+    np.testing.assert_allclose([plan(50).pace(keras, step).decay for step in range(50)], 1e-4, rtol=1e-6)
+    assert keras.decay_all
 
 
 def test_only_kernels_decay_unless_all_do():
@@ -195,10 +212,34 @@ def test_a_batch_in_parts_is_the_same_batch():
         np.testing.assert_allclose(a, b, atol=2e-5)
 
 
-def test_classes_can_be_weighed():
-    _, (plain, *_), _ = Small(PLAIN).run(1)
-    _, (double, *_), _ = Small(PLAIN, weights=jnp.full(3, 2.0)).run(1)
-    np.testing.assert_allclose(double, 2 * plain, rtol=1e-5)
+@pytest.mark.parametrize("augment", [Augment(label_smoothing=0.1), Augment(label_smoothing=0.1, mixup=1.0)])
+def test_balance_weighs_each_image_by_its_class(augment):
+    """The weight comes from what the image shows, not from the share of every class that smoothing puts in."""
+    recipe, counts = replace(PLAIN, augment=augment), np.array([3, 3, 2])
+    weights = _class_weights(replace(recipe, balance=True), labelled(np.repeat([0, 1, 2], 10 * counts)))
+    assert weights is not None
+    np.testing.assert_allclose(weights, 8 / (3 * counts), rtol=1e-6)
+    weights = jnp.array([0.4, 1.0, 50.0])
+    small = Small(recipe, weights=weights)
+    _, (loss, *_), _ = small.run(1)
+
+    key, dropout_key = jax.random.split(jax.random.fold_in(jax.random.key(1), 0))
+    batch = key, jnp.asarray(small.images), jnp.asarray(small.labels), 3
+    x, targets = augment_batch(*batch, augment, PREPROCESS.normalise)
+    _, shown = augment_batch(*batch, replace(augment, label_smoothing=0.0), PREPROCESS.normalise)
+    logits = small.model.apply({"params": small.state.params}, x, train=True, rngs={"dropout": dropout_key})
+    each = -(targets * jax.nn.log_softmax(logits)).sum(1)
+    np.testing.assert_allclose(loss, (each * (shown @ weights)).mean(), rtol=1e-4)
+
+
+def labelled(labels: np.ndarray) -> Dataset:
+    split = Split(np.zeros((len(labels), 8, 8, 3), np.uint8), labels.astype(np.int32), [""] * len(labels))
+    return Dataset("made up", ("a", "b", "c"), split, split, None, PREPROCESS, ())
+
+
+def test_balance_needs_images_of_every_class():
+    with pytest.raises(ValueError, match=r"there are no images of 'b' to train on, so --balance cannot"):
+        _class_weights(replace(PLAIN, balance=True), labelled(np.array([0, 2, 2])))
 
 
 @pytest.mark.parametrize(
@@ -227,14 +268,41 @@ def test_configuration_survives_json():
         fields=("dim=96", "spt=false"),
         image_size=(32, 64),
         minutes=2.5,
-        in_recipe=RecipeOptions(flip=False, batch_size=16),
+        drop_path=0.2,
+        in_recipe=RecipeOptions(flip=False, batch_size=16, resized_crop=(0.5, 1.0)),
         run=RunOptions(cache_dir=Path("/tmp/x")),
     )
     again = TrainConfig.from_json(json.loads(json.dumps(config.to_json())))
     assert again == config
     assert again.full_recipe.batch_size == 16
     assert not again.full_recipe.augment.flip
-    assert again.model_fields == {"dim": 96, "spt": False}
+    assert again.model_fields == {"dim": 96, "spt": False, "drop_path": 0.2}
+
+
+@pytest.mark.parametrize("recipe", ["default", "paper", "keras"])
+def test_images_are_mirrored_where_the_data_allows(recipe):
+    photos, digits = labelled(np.arange(3)), replace(labelled(np.arange(3)), mirrors=False)
+    config = TrainConfig(recipe=recipe)
+    assert config.recipe_for(photos) == RECIPES[recipe]
+    assert config.recipe_for(digits).augment == replace(RECIPES[recipe].augment, flip=False)
+    said = replace(config, in_recipe=RecipeOptions(flip=True, batch_size=9))
+    assert said.recipe_for(digits) == replace(RECIPES[recipe], batch_size=9)
+
+
+def test_every_augmentation_has_an_option_of_its_name():
+    known = {each.name for each in fields(Recipe)} | {each.name for each in fields(Augment)}
+    options = {each.name for each in fields(RecipeOptions)}
+    assert {each.name for each in fields(Augment)} <= options <= known
+    args = "--magnitude 7 --num-ops 3 --crop-padding 0.1 --scale 0.5 1 --color-jitter 0.4 --rotation 0.1 --zoom 0.2"
+    config = tyro.cli(
+        tyro.conf.OmitArgPrefixes[TrainConfig], args=[*args.split(), "--alpha", "0.8", "--drop-path", "0.1"]
+    )
+    assert config.full_recipe.augment == replace(
+        RECIPES["default"].augment,
+        **dict(magnitude=7, num_ops=3, crop_padding=0.1, resized_crop=(0.5, 1.0), colour=0.4, rotation=0.1, zoom=0.2),
+        alpha=0.8,
+    )
+    assert config.model_fields == {"drop_path": 0.1}
 
 
 def test_a_run_folder_is_made_once(tmp_path: Path):

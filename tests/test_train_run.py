@@ -108,7 +108,7 @@ def test_stopping_politely_damage_and_going_on(reference: Path, photos: Path, en
         run.send_signal(signal.SIGINT)
         assert run.stderr is not None
         *_, message = run.stderr.read().splitlines()
-    assert run.returncode == 1
+    assert run.returncode == 75
     assert message.startswith("smallvit: stopped at step ")
     assert f"smallvit train --resume {folder}" in message
 
@@ -154,7 +154,9 @@ def test_many_devices_and_processes_train_the_same_model(
         address = f"127.0.0.1:{free.getsockname()[1]}"
     together = [
         subprocess.Popen(
-            command(*args, *("--name", "two", "--mesh", "data=4,fsdp=2"), *_meeting(address, i)),
+            command(
+                *args, *("--name", "two", "--mesh", "data=4,fsdp=2", "--checkpoint-seconds", 0), *_meeting(address, i)
+            ),
             env=on_devices(env, 4),
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -175,7 +177,7 @@ def test_many_devices_and_processes_train_the_same_model(
     checkpoints(folder)[-1].unlink()
     again = subprocess.run(command("--resume", folder), env=env, capture_output=True, text=True, timeout=300)
     assert again.returncode == 0, again.stderr
-    assert "goes on at step" in again.stdout
+    assert "resuming at step" in again.stdout
     np.testing.assert_allclose(losses(folder), losses(reference), atol=2e-5)
 
 

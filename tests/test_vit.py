@@ -144,7 +144,7 @@ def test_a_shrunken_small_data_model_learns_32_images_by_heart():
             updates, state = optimizer.update(jax.grad(loss)(params), state, params)
             return (optax.apply_updates(params, updates), state), None
 
-        return jax.lax.scan(step, (params, optimizer.init(params)), jax.random.split(KEY, 60))[0][0]
+        return jax.lax.scan(step, (params, optimizer.init(params)), jax.random.split(KEY, 100))[0][0]
 
     with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):  # optax mixes freely
         params = fit(params)

@@ -10,7 +10,7 @@ from jaxtyping import Array, Float, Int, Key, Num, PRNGKeyArray, UInt8
 
 from smallvit.augment.ops import OPS, Image, apply_op, blend, grey, mean_grey, resample
 from smallvit.augment.policies import Table, policy_table
-from smallvit.augment.spec import Augment
+from smallvit.augment.spec import Augment, Fill
 
 Images = Float[Array, "b H W c"]
 Targets = Float[Array, "b k"]
@@ -106,11 +106,11 @@ def _augment_image(key: PRNGKeyArray, image: Num[Array, "H W c"], spec: Augment)
     if spec.flip:
         image = jnp.where(flip[0] < 0.5, image[:, ::-1], image)
     if spec.crop_padding:
-        image = _padded_crop(image, crop, spec.crop_padding)
+        image = _padded_crop(image, crop, spec.crop_padding, spec.fill)
     if spec.resized_crop or spec.rotation or spec.zoom:
         image = resample(image.astype(jnp.float32), _view(box, turn, spec, height, width))
     if table is not None:
-        image = _apply_policy(_whole_levels(image), policy, table, rounds)
+        image = _apply_policy(_whole_levels(image), policy, table, rounds, spec.fill)
     if spec.colour:
         image = _whole_levels(image)
         brightness, contrast, saturation = 1 + spec.colour * (2 * tint - 1)
@@ -124,10 +124,11 @@ def _whole_levels(image: Num[Array, "H W c"]) -> Image:
     return (jnp.round(image) if jnp.issubdtype(image.dtype, jnp.floating) else image).astype(jnp.float32)
 
 
-def _padded_crop(image: Num[Array, "H W c"], draws: Draws, padding: int) -> Num[Array, "H W c"]:
+def _padded_crop(image: Num[Array, "H W c"], draws: Draws, padding: int | float, fill: Fill) -> Num[Array, "H W c"]:
     height, width, channels = image.shape
-    pad_y, pad_x = (max(1, round(padding * side / 32)) for side in (height, width))
-    padded = jnp.pad(image, ((pad_y, pad_y), (pad_x, pad_x), (0, 0)))
+    pad_y, pad_x = (max(1, round(padding if padding >= 1 else padding * side)) for side in (height, width))
+    mode = "symmetric" if fill == "mirror" else "constant"
+    padded = jnp.pad(image, ((pad_y, pad_y), (pad_x, pad_x), (0, 0)), mode)
     top, left = jnp.floor(draws * jnp.array([2 * pad_y + 1, 2 * pad_x + 1], jnp.float32)).astype(jnp.int32)
     return jax.lax.dynamic_slice(padded, (top, left, 0), (height, width, channels))
 
@@ -154,7 +155,7 @@ def _rectangle(areas: Draws, aspects: Draws, height: int, width: int) -> Float[A
     return jnp.minimum(sides[:, jnp.argmax((sides <= size[:, None]).all(axis=0))], size)
 
 
-def _apply_policy(image: Image, draws: Draws, table: Table, rounds: int) -> Image:
+def _apply_policy(image: Image, draws: Draws, table: Table, rounds: int, fill: Fill) -> Image:
     ops, probabilities, values = map(jnp.asarray, table)
     choices, steps = ops.shape
     draws = draws.reshape(rounds, 1 + 2 * steps)
@@ -163,7 +164,7 @@ def _apply_policy(image: Image, draws: Draws, table: Table, rounds: int) -> Imag
     op = jnp.where(on, ops[rows], OPS.index("Identity")).ravel()
     value = jnp.where(sign, values[rows, :, 1], values[rows, :, 0]).ravel()
     # A loop keeps XLA from fusing the steps, which would compute the first anew for every use in the second.
-    return jax.lax.scan(lambda image, step: (apply_op(image, *step), None), image, (op, value))[0]
+    return jax.lax.scan(lambda image, step: (apply_op(image, *step, fill), None), image, (op, value))[0]
 
 
 def _keys(key: PRNGKeyArray, number: int) -> Key[Array, " b"]:

@@ -8,6 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
+from smallvit.augment.spec import Fill
+
 GEOMETRIC = ("ShearX", "ShearY", "TranslateX", "TranslateY", "Rotate")
 BLENDS = ("Color", "Sharpness")
 TABLES = ("Brightness", "Contrast", "Posterize", "Solarize", "AutoContrast", "Equalize", "Invert")
@@ -18,9 +20,9 @@ Levels = Float[Array, "c 256"]  # what becomes of each grey level of a channel
 Scalar = Float[Array, ""]
 
 
-def apply_op(image: Image, op: Int[Array, ""], value: Scalar) -> Image:
+def apply_op(image: Image, op: Int[Array, ""], value: Scalar, fill: Fill = "black") -> Image:
     """One of OPS by its index. What value means depends on it: pixels, degrees, a factor's distance from 1, ..."""
-    image = warp(image, policy_matrix(op, value, *image.shape[:2]))
+    image = warp(image, policy_matrix(op, value, *image.shape[:2]), fill)
     changed = look_up(image, op, value)
     base = jnp.where(op == OPS.index("Sharpness"), smooth(image), grey(image))
     blends = (op == OPS.index("Sharpness")) | (op == OPS.index("Color"))
@@ -66,13 +68,16 @@ def policy_matrix(op: Int[Array, ""], value: Scalar, height: int, width: int) ->
     )
 
 
-def warp(image: Image, matrix: Float[Array, "2 3"]) -> Image:
-    """The nearest pixel, zero outside; in 16 bits of fraction, because Pillow rounds so."""
+def warp(image: Image, matrix: Float[Array, "2 3"], fill: Fill) -> Image:
+    """The nearest pixel, beyond the border `fill`; in 16 bits of fraction, because Pillow rounds so."""
     height, width, channels = image.shape
     centre = matrix[:, 2] + matrix[:, 0] / 2 + matrix[:, 1] / 2
     fixed = jnp.floor(jnp.column_stack([matrix[:, :2], centre]) * 65536 + 0.5).astype(jnp.int32)
     rows, columns = jnp.mgrid[:height, :width]
     x, y = ((to_x * columns + to_y * rows + start) >> 16 for to_x, to_y, start in fixed)
+    if fill == "mirror":
+        index = mirrored(y, height) * width + mirrored(x, width)
+        return image.reshape(-1, channels).at[index].get(mode="promise_in_bounds")
     inside = (x >= 0) & (x < width) & (y >= 0) & (y < height)
     # The zero is one more pixel, not a choice behind the gather, which XLA would repeat for every use of a pixel.
     index = jnp.where(inside, y * width + x, height * width)
@@ -86,16 +91,19 @@ def resample(image: Image, matrix: Float[Array, "2 3"]) -> Image:
     rows, columns = jnp.mgrid[:height, :width].astype(jnp.float32) + 0.5
     x, y = (to_x * columns + to_y * rows + start - 0.5 for to_x, to_y, start in matrix)
 
-    def mirrored(place: Float[Array, "H W"], size: int) -> Int[Array, "H W"]:
-        i = place.astype(jnp.int32) % (2 * size)
-        return jnp.minimum(i, 2 * size - 1 - i)
-
     left, top = jnp.floor(x), jnp.floor(y)
     right, bottom = (x - left)[..., None], (y - top)[..., None]
-    x0, x1, y0, y1 = mirrored(left, width), mirrored(left + 1, width), mirrored(top, height), mirrored(top + 1, height)
+    x0, x1 = (mirrored(place.astype(jnp.int32), width) for place in (left, left + 1))
+    y0, y1 = (mirrored(place.astype(jnp.int32), height) for place in (top, top + 1))
     above = _pixels(image, y0, x0) * (1 - right) + _pixels(image, y0, x1) * right
     below = _pixels(image, y1, x0) * (1 - right) + _pixels(image, y1, x1) * right
     return above * (1 - bottom) + below * bottom
+
+
+def mirrored(place: Int[Array, "H W"], size: int) -> Int[Array, "H W"]:
+    """The pixel that is seen there, when the image goes on as in a mirror: 1 0 | 0 1 2 | 2 1."""
+    i = place % (2 * size)
+    return jnp.minimum(i, 2 * size - 1 - i)
 
 
 def _pixels(image: Image, y: Int[Array, "H W"], x: Int[Array, "H W"]) -> Image:

@@ -93,9 +93,9 @@ SIGNED = (*GEOMETRIC, "Brightness", "Color", "Contrast", "Sharpness")
 Table = tuple[Int[np.ndarray, "n k"], Float[np.ndarray, "n k"], Float[np.ndarray, "n k 2"]]
 
 
-def magnitude(op: str, level: int, bins: int, height: int, width: int) -> float:
-    """The value of an operation at a level from 0 to bins - 1, as torchvision has them."""
-    share = level / (bins - 1)
+def magnitude(op: str, level: int | float, highest: int, height: int, width: int) -> float:
+    """The value of an operation at a level from 0 to the highest, as torchvision has them."""
+    share = level / highest
     match op:
         case "ShearX" | "ShearY":
             return 0.3 * share
@@ -114,14 +114,16 @@ def magnitude(op: str, level: int, bins: int, height: int, width: int) -> float:
     return 0.0
 
 
-def policy_table(policy: str, level: int, height: int, width: int) -> Table:
+def policy_table(policy: str, level: int | float, height: int, width: int) -> Table:
     """For each of n choices its k operations, their probabilities, and their values for either sign."""
     if policy == "randaugment":
-        bins, rows = 31, tuple(((op, 1.0, level),) for op in OPS if op != "Invert")
+        highest, rows = 10, tuple(((op, 1.0, level),) for op in OPS if op != "Invert")
     else:
-        bins, rows = 10, AUTOAUGMENT[policy]
+        highest, rows = 9, AUTOAUGMENT[policy]
     ops = np.array([[OPS.index(op) for op, _, _ in row] for row in rows], np.int32)
     probabilities = np.array([[probability for _, probability, _ in row] for row in rows], np.float32)
-    values = np.array([[magnitude(op, level, bins, height, width) for op, _, level in row] for row in rows], np.float32)
+    values = np.array(
+        [[magnitude(op, level, highest, height, width) for op, _, level in row] for row in rows], np.float32
+    )
     signed = np.isin(ops, [OPS.index(op) for op in SIGNED])
     return ops, probabilities, np.stack([np.where(signed, -values, values), values], axis=-1)

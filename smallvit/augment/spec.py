@@ -3,23 +3,26 @@
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-Policy = Literal["none", "randaugment", "cifar10", "svhn", "imagenet"]
+AutoAugment = Literal["cifar10", "svhn", "imagenet"]  # the data sets that its policies were found on
+Policy = Literal["none", "randaugment", AutoAugment]
+Fill = Literal["mirror", "black"]
 
 
 @dataclass(frozen=True)
 class Augment:
     """Everything is off by default; what is on happens in the order of the fields.
 
-    Resized crop, rotation and zoom are one bilinear resampling. Normalisation comes before `erasing`.
+    Resized crop, rotation and zoom are one bilinear resampling, mirrored at the border. Normalisation comes before
+    `erasing`.
     """
 
     flip: bool = False  # left to right, half of the time
-    crop_padding: int = 0  # zeros around an image of 32 pixels, then a random crop; 64 pixels get twice as many
+    crop_padding: int | float = 0  # border in pixels, or below 1 as a share of the side; then a random crop
     resized_crop: tuple[float, float] | None = None  # the share of the area that is cut out; aspect 3/4 to 4/3
-    rotation: float = 0.0  # in turns, to either side; mirrored at the border
-    zoom: float = 0.0  # the height and the width that are seen, each 1 - zoom to 1 + zoom; mirrored at the border
+    rotation: float = 0.0  # in turns, to either side
+    zoom: float = 0.0  # the height and the width that are seen, each 1 - zoom to 1 + zoom
     policy: Policy = "none"  # AutoAugment (https://arxiv.org/abs/1805.09501) by data set, or RandAugment
-    magnitude: int = 9  # of RandAugment (https://arxiv.org/abs/1909.13719), 0 to 30
+    magnitude: int | float = 3  # of RandAugment (https://arxiv.org/abs/1909.13719), 0 to 10 as in timm
     num_ops: int = 2  # of RandAugment
     colour: float = 0.0  # brightness, contrast and saturation are each multiplied by 1 - colour to 1 + colour
     erasing: float = 0.0  # how often a rectangle becomes the mean colour (https://arxiv.org/abs/1708.04896)
@@ -27,16 +30,17 @@ class Augment:
     cutmix: float = 0.0  # the share of batches that are cut and mixed (https://arxiv.org/abs/1905.04899)
     alpha: float = 1.0  # of the Beta distribution that both draw from
     label_smoothing: float = 0.0  # the share of the target that is spread over all classes
+    fill: Fill = "mirror"  # what lies beyond the border, for crops and policies; black comes before normalisation
 
     def __post_init__(self) -> None:
         for name, high, meaning in (
-            ("crop_padding", 32, "pixels at an image side of 32"),
+            ("crop_padding", 32, "pixels, or below 1 a share of the side"),
             ("rotation", 0.5, "a part of a full turn"),
             ("colour", 1, "how far a factor may be from 1"),
             ("erasing", 1, "a probability"),
             ("mixup", 1, "a probability"),
             ("cutmix", 1, "a probability"),
-            ("magnitude", 30, "a bin of RandAugment; 9 is usual"),
+            ("magnitude", 10, "the strength of RandAugment, 10 is the strongest"),
         ):
             value = getattr(self, name)
             if not 0 <= value <= high:
@@ -49,6 +53,8 @@ class Augment:
             raise ValueError(f"resized_crop={self.resized_crop} must be two shares of the area, such as (0.5, 1.0)")
         if self.policy not in get_args(Policy):
             raise ValueError(f"policy={self.policy!r} is unknown: choose one of {', '.join(get_args(Policy))}")
+        if self.fill not in get_args(Fill):
+            raise ValueError(f"fill={self.fill!r} is unknown: choose one of {', '.join(get_args(Fill))}")
         if self.num_ops < 1:
             raise ValueError(f"num_ops={self.num_ops} must be at least 1; policy='none' turns RandAugment off")
         if self.mixup + self.cutmix > 1:

@@ -3,12 +3,15 @@
 import os
 import platform
 import sys
+from contextlib import suppress
 
-from smallvit.common.files import user_cache
+from smallvit.common.files import trim, user_cache
 
 # XLA asks malloc for its buffers afresh at every step. Huge pages, one arena, and nothing given back in between: else
 # the kernel hands out and clears the same pages again and again, which costs a quarter of a training step.
 _MALLOC = ("hugetlb=1", "arena_max=1", "mmap_max=0", f"trim_threshold={2**34}", f"top_pad={2**28}")
+
+COMPILED = 4 * 10**9  # bytes of programs that are kept
 
 
 def fast_env() -> dict[str, str]:
@@ -27,7 +30,8 @@ def restart_fast() -> None:
         return
     if missing := {name: value for name, value in fast_env().items() if name not in os.environ}:
         command = [sys.executable, *sys.orig_argv[1:]]
-        os.execve(sys.executable, command, {**os.environ, **missing, "SMALLVIT_FAST_ENV": "0"})
+        with suppress(OSError):  # slower is better than not at all
+            os.execve(sys.executable, command, {**os.environ, **missing, "SMALLVIT_FAST_ENV": "0"})
 
 
 def use_device(kind: str | None, *, alone: bool = True) -> None:
@@ -51,5 +55,6 @@ def keep_compiled() -> None:
     import jax
 
     if getattr(jax.config, "jax_compilation_cache_dir", None) is None:
+        trim(user_cache() / "compiled", COMPILED)
         jax.config.update("jax_compilation_cache_dir", str(user_cache() / "compiled"))
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)

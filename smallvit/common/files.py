@@ -1,34 +1,92 @@
 """Files that are written completely or not at all."""
 
+import errno
 import json
 import os
 import tempfile
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
+from secrets import token_hex
+from stat import S_ISDIR
 from typing import Any
 
 
 def user_cache() -> Path:
     """The user's cache folder of smallvit."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "smallvit"
+    if given := os.environ.get("XDG_CACHE_HOME"):
+        return Path(given) / "smallvit"
+    try:
+        return Path.home() / ".cache" / "smallvit"
+    except RuntimeError:  # no HOME and no entry in /etc/passwd, as in a container that is given a user's number
+        return _private(Path(tempfile.gettempdir()) / f"smallvit-{os.getuid()}")
+
+
+def _private(folder: Path) -> Path:
+    """A folder of this user's alone, or another: programs are kept in it, and run."""
+    with suppress(FileExistsError):
+        folder.mkdir(mode=0o700)
+    stat = folder.lstat()
+    mine = stat.st_uid == os.getuid() and S_ISDIR(stat.st_mode) and not stat.st_mode & 0o022
+    return folder if mine else Path(tempfile.mkdtemp(prefix="smallvit-"))
 
 
 def write_safely(path: Path, write: Callable[[Path], object], keep: Callable[[], bool] = lambda: True) -> None:
     """Under a name of its own until it is whole and on the disk: nobody, after a crash either, sees half a file."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
+        name = temporary_name(path)
+        handle = os.open(name, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o666)  # less what the user's umask takes away
     except OSError as error:
         raise ValueError(f"cannot write to {path.parent}: {error.strerror}; choose another folder") from None
     try:
         with os.fdopen(handle, "rb") as file:
-            write(Path(name))
+            write(name)
             os.fsync(file.fileno())
-        os.chmod(name, 0o644)  # mkstemp's are for their owner alone
         if keep():
             os.replace(name, path)
+            sync_folder(path.parent)
     finally:
-        Path(name).unlink(missing_ok=True)
+        name.unlink(missing_ok=True)
+
+
+def temporary_name(path: Path) -> Path:
+    """Beside it, for what will be renamed to it when it is whole."""
+    return path.parent / f".{fitting(path.name, 200)}.{token_hex(8)}.tmp"
+
+
+def fitting(name: str, most: int) -> str:
+    """The beginning of a name that takes so many bytes: file systems know 255, and more may be added to it."""
+    return os.fsencode(name)[:most].decode(errors="ignore") if len(os.fsencode(name)) > most else name
+
+
+def trim(folder: Path, limit: int) -> None:
+    """Removes files of a cache, those used longest ago first, until the others take no more than `limit` bytes."""
+    found = []
+    for path in folder.glob("*"):
+        with suppress(OSError):  # another process may trim it, too
+            stat = path.stat()
+            if path.is_file() and not path.name.endswith(".tmp"):
+                found.append((stat.st_mtime, stat.st_size, path))
+    taken = sum(size for _, size, _ in found)
+    for _, size, path in sorted(found):
+        if taken <= limit:
+            break
+        with suppress(OSError):
+            path.unlink()
+            taken -= size
+
+
+def sync_folder(folder: Path) -> None:
+    """Names are data of their folder: until it is on the disk, too, a power cut undoes a rename."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # some network drives cannot
+            raise
+    finally:
+        os.close(handle)
 
 
 def check_file(path: Path) -> None:

@@ -1,22 +1,26 @@
 """Decoded images on disk: made once, then memory-mapped, so that a large folder opens at once and fills no memory."""
 
+import errno
 import hashlib
 import json
+import os
 import shutil
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
 from jaxtyping import UInt8
 
-from smallvit.common.files import write_safely
+from smallvit.common.files import trim, write_safely
 from smallvit.data.dataset import Fit
 from smallvit.data.decoding import Source, decode
 from smallvit.data.progress import in_threads
 
 VERSION = 1  # to be raised whenever `decode` makes other pixels of the same file
 DAY = 86_400
+LIMIT = 50 * 10**9  # bytes of a cache folder; the entries that were used longest ago go first
 
 
 def decoded(
@@ -24,8 +28,9 @@ def decoded(
 ) -> UInt8[np.ndarray, "n H W c"] | dict[int, str]:
     """The images of the files, each given with a name for its content; or what is wrong with which of them.
 
-    Either answer is kept in the cache. The name of an entry is made of the contents, so it can be wrong only by damage,
-    and two runs that write it at once write the same.
+    Either answer is kept in the cache; an OSError is not, which says nothing about an image, and is raised. The name of
+    an entry is made of the contents, so it can be wrong only by damage, and two runs that write it at once write the
+    same.
     """
     settings = json.dumps([VERSION, size, channels, fit, [content for _, content in files]])
     key = hashlib.blake2b(settings.encode(), digest_size=16).hexdigest()
@@ -43,10 +48,11 @@ def decoded(
 
     def write(temporary: Path) -> None:
         images = np.lib.format.open_memmap(temporary, mode="w+", dtype=np.uint8, shape=shape)
+        _reserve(temporary)
 
         def decode_row(row: int) -> None:
             try:
-                images[row] = decode(files[row][0](), size, channels, fit)
+                images[row] = decode(files[row][0](), size, channels, fit)  # the bytes that were hashed, in memory
             except ValueError as error:
                 unreadable[row] = str(error)
 
@@ -69,7 +75,11 @@ def _open(path: Path, shape: tuple[int, ...]) -> UInt8[np.ndarray, "n H W c"] | 
     except (OSError, ValueError):  # there is none, or it is torn
         return None
     whole = path.stat().st_size == images.offset + images.nbytes
-    return images if whole and images.shape == shape and images.dtype == np.uint8 else None
+    if not (whole and images.shape == shape and images.dtype == np.uint8):
+        return None
+    with suppress(OSError):  # it may be another user's
+        os.utime(path)  # so that it is not the next to be trimmed
+    return images
 
 
 def _make_room(cache_dir: Path, size: int) -> None:
@@ -78,12 +88,29 @@ def _make_room(cache_dir: Path, size: int) -> None:
         for left in cache_dir.glob(".*.tmp"):  # by runs that were killed
             if time.time() - left.stat().st_mtime > DAY:
                 left.unlink(missing_ok=True)
+        trim(cache_dir, LIMIT - size)
         free = shutil.disk_usage(cache_dir).free
     except OSError as error:
         raise ValueError(f"cannot write to {cache_dir}: {error.strerror}; choose another cache folder") from None
-    # A memory map is written where there is no place for an error: a full disk would kill the process.
     if free < size * 1.01 + 1e6:
-        raise ValueError(
-            f"the decoded images take {size / 1e9:.1f} GB, {cache_dir} has {free / 1e9:.1f} GB: "
-            "choose a smaller image size or another cache folder"
-        )
+        raise _no_room(size, cache_dir, free)
+
+
+def _reserve(path: Path) -> None:
+    """A memory map is written where there is no place for an error: a disk that fills up would kill the process."""
+    size = path.stat().st_size
+    with path.open("r+b") as file:
+        try:
+            os.posix_fallocate(file.fileno(), 0, size)
+        except OSError as error:
+            if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+                raise _no_room(size, path.parent, shutil.disk_usage(path.parent).free) from None
+            if error.errno not in (errno.EINVAL, errno.EOPNOTSUPP):  # of a disk that cannot reserve
+                raise
+
+
+def _no_room(size: int, cache_dir: Path, free: int) -> ValueError:
+    return ValueError(
+        f"the decoded images take {size / 1e9:.1f} GB, {cache_dir} has {free / 1e9:.1f} GB: "
+        "choose a smaller image size or another cache folder"
+    )

@@ -1,9 +1,8 @@
 """One image file, whatever its kind, as an array of 8-bit pixels of the size asked for; safe on any bytes."""
 
 import io
-import threading
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple, TypeVar
@@ -25,7 +24,26 @@ _ORIENTATION = 0x0112
 
 Source = Path | io.BytesIO | io.BufferedReader
 _T = TypeVar("_T")
-_warnings_lock = threading.Lock()
+
+# Pillow warns of large images; they are refused below. Once and for all: filters belong to the whole process, and a
+# lock around each `Image.open` would have all wait for the slowest.
+warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)
+
+
+class Bounded(io.BytesIO):
+    """Bytes that can be asked for only so often: some files make a parser read millions of empty parts."""
+
+    MOST = 50_000
+
+    def __init__(self, content: bytes) -> None:
+        super().__init__(content)
+        self._left = self.MOST
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        self._left -= 1
+        if self._left < 0:
+            raise ValueError("it has too many parts")
+        return super().read(size)
 
 
 class Header(NamedTuple):
@@ -34,7 +52,9 @@ class Header(NamedTuple):
     grey: bool
 
 
-def decode(source: Source, size: tuple[int, int], channels: int, fit: Fit) -> UInt8[np.ndarray, "H W c"]:
+def decode(
+    source: Source, size: tuple[int, int], channels: int, fit: Fit, formats: Sequence[str] = FORMATS
+) -> UInt8[np.ndarray, "H W c"]:
     """The (first) image, upright and on white where it is transparent, with its aspect ratio kept.
 
     "crop" takes the largest middle part of the right shape; "pad" takes everything and fills up with the image's mean
@@ -56,10 +76,10 @@ def decode(source: Source, size: tuple[int, int], channels: int, fit: Fit) -> UI
             image = ImageOps.exif_transpose(image)
         return fit_image(_eight_bits(image, channels), size, fit)
 
-    return _with_image(source, pixels)
+    return _with_image(source, pixels, formats)
 
 
-def header(source: Source) -> Header:
+def header(source: Source, formats: Sequence[str] = FORMATS) -> Header:
     """What can be known of an image without decoding it: its size when upright, and whether it is grey."""
 
     def read(image: Image.Image) -> Header:
@@ -71,7 +91,7 @@ def header(source: Source) -> Header:
                     width, height = height, width
         return Header(height, width, _is_grey(image))
 
-    return _with_image(source, read)
+    return _with_image(source, read, formats)
 
 
 def fit_image(image: Image.Image, size: tuple[int, int], fit: Fit) -> UInt8[np.ndarray, "H W c"]:
@@ -81,7 +101,10 @@ def fit_image(image: Image.Image, size: tuple[int, int], fit: Fit) -> UInt8[np.n
     elif fit == "crop":
         fitted = ImageOps.fit(image, (width, height), Image.Resampling.BICUBIC)
     elif fit == "pad":
-        inner = ImageOps.contain(image, (width, height), Image.Resampling.BICUBIC)
+        # As ImageOps.contain, but that a line of pixels stays one: 3000 x 1 would become 32 x 0.
+        scale = min(width / image.width, height / image.height)
+        inside = (max(round(image.width * scale), 1), max(round(image.height * scale), 1))
+        inner = image.resize(inside, Image.Resampling.BICUBIC)
         mean = np.asarray(inner).mean(axis=(0, 1)).round().astype(int)
         fitted = ImageOps.pad(inner, (width, height), color=tuple(np.atleast_1d(mean).tolist()))
     else:
@@ -89,18 +112,16 @@ def fit_image(image: Image.Image, size: tuple[int, int], fit: Fit) -> UInt8[np.n
     return np.array(fitted).reshape(height, width, -1)
 
 
-def _with_image(source: Source, use: Callable[[Image.Image], _T]) -> _T:
+def _with_image(source: Source, use: Callable[[Image.Image], _T], formats: Sequence[str]) -> _T:
     name = str(source) if isinstance(source, Path) else getattr(source, "name", "the image")
     try:
-        # Pillow only warns of bombs of a middle size. The filters belong to the whole process, hence the lock.
-        with _warnings_lock, warnings.catch_warnings():
-            warnings.simplefilter("error", Image.DecompressionBombWarning)
-            image = Image.open(source, formats=FORMATS)
-        with image:
+        with Image.open(source, formats=tuple(formats)) as image:
             _refuse_bomb(image)
             return use(image)
     except UnidentifiedImageError:
         reason = "it is not an image of a kind that Pillow reads"
+    except MemoryError:  # it says nothing about the image
+        raise
     except FileNotFoundError:
         reason = "there is no such file"
     except (Image.DecompressionBombError, Image.DecompressionBombWarning):
@@ -139,12 +160,17 @@ def _scaled(values: np.ndarray) -> UInt8[np.ndarray, "H W"]:
 
     Pillow hands out 16-bit images of some formats as 32 bits, where the type's own range would make them black.
     """
-    if not np.isfinite(values).all():
+    low, high = float(values.min()), float(values.max())
+    if not (np.isfinite(low) and np.isfinite(high)):
         raise ValueError("it has pixels that are not finite")
     tops = (1.0, 255.0) if values.dtype.kind == "f" else (65535.0,)
-    values = values.astype(np.float64)
-    low, high = values.min(), values.max()
     top = next((top for top in tops if low >= 0 and high <= top), None)
+    start = 0.0
     if top is None:
-        values, top = values - low, max(high - low, 1.0)
-    return np.round(values / top * 255).astype(np.uint8)
+        start, top = low, max(high - low, 1.0)
+    scaled = np.empty(values.shape, np.uint8)
+    rows = max(2**16 // max(values.shape[1], 1), 1)
+    for first in range(0, len(values), rows):  # in strips: the whole in 64 bits would take far more than the image
+        part = values[first : first + rows].astype(np.float64)
+        scaled[first : first + rows] = np.round((part - start) / top * 255)
+    return scaled

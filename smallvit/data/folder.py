@@ -1,15 +1,19 @@
 """A folder of images: PATH/<class>/*, or PATH/{train,val,test}/<class>/*."""
 
+import errno
 import hashlib
+import io
 import os
 import re
+import time
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+from jaxtyping import UInt8
 
 from smallvit.data.cache import decoded
 from smallvit.data.dataset import Dataset, Fit, Preprocess, Split
@@ -20,6 +24,7 @@ from smallvit.data.splits import choose_size, mean_and_std, split_rest
 LAYOUT = "one folder for each class, PATH/<class>/*.jpg, or PATH/{train,val,test}/<class>/*.jpg"
 SPLIT_NAMES = {"train": "train", "val": "val", "valid": "val", "validation": "val", "test": "test"}
 SHOWN = 3  # names in a note
+WAITS = (0.2, 1.0)  # seconds, before a file is read again
 
 
 class Listed(NamedTuple):
@@ -49,7 +54,7 @@ def load_folder(folder: Path, *, image_size: tuple[int, int] | None, fit: Fit, s
         size = image_size or choose_size((f.size for f in found), np.array([min(f.size) for f in found]))
         parts, how = _split(found, classes, seed)
         rows = [entry for part in parts.values() for entry in part]
-        images = decoded([(partial(Path, entry.path), entry.content) for entry in rows], size, channels, fit, cache_dir)
+        images = _decoded(rows, size, channels, fit, cache_dir)
         if not isinstance(images, dict):
             break
         # Sound at its beginning, broken further on. The split must not count it.
@@ -105,8 +110,7 @@ def load_test_folder(
     found = [entry for entry in scanned if isinstance(entry, Found)]
     unreadable = [entry for entry in scanned if isinstance(entry, str)]
     while found:
-        files = [(partial(Path, entry.path), entry.content) for entry in found]
-        images = decoded(files, preprocess.size, preprocess.channels, preprocess.fit, cache_dir)
+        images = _decoded(found, preprocess.size, preprocess.channels, preprocess.fit, cache_dir)
         if not isinstance(images, dict):
             labels = np.array([entry.label for entry in found], np.int32)
             names = [entry.path.relative_to(folder).as_posix() for entry in found]
@@ -151,12 +155,16 @@ def _list(folder: Path) -> tuple[list[str], list[Listed], list[str]]:
         if unknown := sorted(set(names[part]) - set(classes), key=natural):
             raise ValueError(f"{path} has classes that {parts['train']} has not: {_some(unknown)}")
 
+    closed: list[OSError] = []
     listed = [
         Listed(file, part, label)
         for part, path in parts.items()
         for label, name in enumerate(classes)
-        for file in images_below(path / name)
+        for file in images_below(path / name, closed.append)
     ]
+    if closed:
+        names_of = [f"{os.path.relpath(error.filename, folder)} ({error.strerror})" for error in closed]
+        notes.append(f"warning: skipped {_count(closed, 'folder')} that cannot be read: {_some(names_of)}")
     if not listed:
         raise ValueError(
             f"{folder} holds no images: expected {LAYOUT}, with files such as .jpg, .png, .webp, .bmp, .gif or .tif"
@@ -185,10 +193,15 @@ def _folders(path: Path) -> list[Path]:
     return sorted(folders, key=lambda entry: natural(entry.name))
 
 
-def images_below(folder: Path) -> Iterable[Path]:
+def _refuse(error: OSError) -> None:
+    raise ValueError(f"cannot read {error.filename}: {error.strerror}") from None
+
+
+def images_below(folder: Path, failed: Callable[[OSError], None] = _refuse) -> Iterable[Path]:
+    """In natural order; `failed` is told of folders that cannot be read."""
     if not folder.is_dir():
         return
-    for parent, folders, files in os.walk(folder):
+    for parent, folders, files in os.walk(folder, onerror=failed):
         folders[:] = sorted((name for name in folders if not name.startswith(".")), key=natural)
         yield from (path for name in sorted(files, key=natural) if _is_image(path := Path(parent, name)))
 
@@ -200,15 +213,59 @@ def _is_image(path: Path) -> bool:
 def _scan(entry: Listed) -> Found | str:
     """The hash of the content and what the header says; or why the file cannot be used."""
     try:
-        with entry.path.open("rb") as file:
-            content = hashlib.file_digest(file, "blake2b").hexdigest()[:32]
-            file.seek(0)
-            height, width, grey = header(file)
+        content = _read(entry.path)
+        height, width, grey = header(_Bytes(content, entry.path))
     except OSError as error:
+        if error.errno not in (errno.EACCES, errno.EPERM, errno.ENOENT):  # of the disk or network, not of the file
+            raise ValueError(f"cannot read {entry.path}: {error.strerror}") from None
         return f"cannot read {entry.path}: {error.strerror}"
     except ValueError as error:
         return str(error)
-    return Found(*entry, content, (height, width), grey)
+    return Found(*entry, _hash(content), (height, width), grey)
+
+
+class _Bytes(io.BytesIO):
+    """The content of a file, with its name."""
+
+    def __init__(self, content: bytes, path: Path) -> None:
+        super().__init__(content)
+        self.name = str(path)
+
+
+def _hash(content: bytes) -> str:
+    return hashlib.blake2b(content).hexdigest()[:32]
+
+
+def _read(path: Path) -> bytes:
+    """Again after a moment where the disk or the network fails: such errors often pass."""
+    for wait in WAITS:
+        try:
+            return path.read_bytes()
+        except OSError as error:
+            if error.errno not in (errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.EAGAIN, errno.ENFILE, errno.EMFILE):
+                raise
+            time.sleep(wait)
+    return path.read_bytes()
+
+
+def _read_again(entry: Found) -> io.BytesIO:
+    """The very bytes that were hashed: others would be kept under a name that is not theirs."""
+    content = _read(entry.path)
+    if _hash(content) != entry.content:
+        raise OSError(errno.ESTALE, "it changed while the folder was read, start again when it is whole", entry.path)
+    return _Bytes(content, entry.path)
+
+
+def _decoded(
+    entries: Sequence[Found], size: tuple[int, int], channels: int, fit: Fit, cache_dir: Path
+) -> UInt8[np.ndarray, "n H W c"] | dict[int, str]:
+    files = [(partial(_read_again, entry), entry.content) for entry in entries]
+    try:
+        return decoded(files, size, channels, fit, cache_dir)
+    except OSError as error:
+        if error.filename is None:
+            raise
+        raise ValueError(f"cannot read {error.filename}: {error.strerror}") from None
 
 
 def _check(folder: Path, classes: Sequence[str], found: Sequence[Found], unreadable: Sequence[str]) -> None:
@@ -228,7 +285,7 @@ def _split(found: Sequence[Found], classes: Sequence[str], seed: int) -> tuple[d
     for entry in found:
         given.setdefault(entry.part, []).append(entry)
     labels = {part: np.array([entry.label for entry in entries]) for part, entries in given.items()}
-    rows, how = split_rest(labels, classes, seed)
+    rows, how = split_rest(labels, classes, seed, (entry.content for entry in given["train"]))
     return {
         part: given[source] if indices is None else [given[source][i] for i in indices]
         for part, (source, indices) in rows.items()

@@ -7,6 +7,7 @@ import tarfile
 import zipfile
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from functools import partial
 from http.client import HTTPException
 from io import BytesIO
@@ -16,6 +17,7 @@ from urllib.request import urlopen
 
 import numpy as np
 
+from smallvit.augment.spec import AutoAugment
 from smallvit.common.files import write_safely
 from smallvit.data.arrays import Labelled, from_arrays
 from smallvit.data.cache import decoded
@@ -46,6 +48,8 @@ class Known(NamedTuple):
     read: Callable[[list[Path]], Arrays] | None  # None: its images are files, in a zip archive
     mean: tuple[float, ...]
     std: tuple[float, ...]
+    policy: AutoAugment = "imagenet"  # this and the next as in Dataset
+    mirrors: bool = True
 
 
 def load_known(
@@ -64,7 +68,7 @@ def load_known(
     for part, (_, labels) in (("train", train), ("test", test)):
         if not len(labels) or labels.min() < 0 or labels.max() >= len(classes):
             raise ValueError(f"the {part} labels of {paths[0].parent} are not class numbers below {len(classes)}")
-    return from_arrays(
+    data = from_arrays(
         name,
         classes,
         {"train": train, "test": test},
@@ -73,6 +77,7 @@ def load_known(
         seed=seed,
         mean_std=(known.mean, known.std),
     )
+    return replace(data, policy=known.policy, mirrors=known.mirrors)
 
 
 def _find(name: str, file: File, data_dir: Path) -> Path:
@@ -197,7 +202,7 @@ def _load_tiny_imagenet(
     except Exception as error:  # no zip file, a torn one, a missing member, lines of another form
         raise ValueError(f"cannot read {archive}: {_one_line(error)}") from None
     labels = {part: np.array([entry.label for entry in entries], np.int32) for part, entries in given.items()}
-    rows, note = split_rest(labels, classes, seed)
+    rows, note = split_rest(labels, classes, seed, (entry.content for entry in given["train"]))
     parts = {
         part: given[source] if indices is None else [given[source][i] for i in indices]
         for part, (source, indices) in rows.items()
@@ -209,6 +214,8 @@ def _load_tiny_imagenet(
         def open_member(member: str) -> BytesIO:
             try:
                 return BytesIO(zipped.read(member))
+            except OSError:  # of the disk: it says nothing about the image
+                raise
             except Exception as error:  # a wrong checksum, damaged deflate data
                 raise ValueError(_one_line(error)) from None
 
@@ -289,6 +296,7 @@ KNOWN: Mapping[str, Known] = {
         ),
         (0.4914, 0.4822, 0.4465),
         (0.2470, 0.2435, 0.2616),
+        policy="cifar10",
     ),
     "cifar100": Known(
         (
@@ -309,6 +317,7 @@ KNOWN: Mapping[str, Known] = {
         ),
         (0.5070, 0.4865, 0.4409),
         (0.2673, 0.2564, 0.2762),
+        policy="cifar10",
     ),
     "svhn": Known(
         (
@@ -318,6 +327,8 @@ KNOWN: Mapping[str, Known] = {
         _read_svhn,
         (0.4377, 0.4438, 0.4728),
         (0.1980, 0.2010, 0.1970),
+        policy="svhn",
+        mirrors=False,
     ),
     "tiny-imagenet": Known(
         (
@@ -354,5 +365,6 @@ KNOWN: Mapping[str, Known] = {
         partial(_read_mnist, classes=DIGITS),
         (0.1307,),
         (0.3081,),
+        mirrors=False,
     ),
 }

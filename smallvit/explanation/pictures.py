@@ -10,7 +10,7 @@ from jaxtyping import Float, UInt8
 from matplotlib.figure import Figure
 
 from smallvit import plots
-from smallvit.common.files import check_folder
+from smallvit.common.files import check_folder, fitting
 from smallvit.data import find_images
 from smallvit.data.decoding import decode, header
 from smallvit.explanation import (
@@ -214,7 +214,7 @@ def picture_names(files: Sequence[Path | io.BytesIO], folder: Path) -> list[Path
     taken: set[str] = set()
     names = []
     for stem, long in zip(stems, longer, strict=True):
-        wanted = stem if stems.count(stem) == 1 else long
+        wanted = fitting(stem if stems.count(stem) == 1 else long, 200)
         name, number = wanted, 1
         while name in taken:
             number += 1

@@ -8,7 +8,7 @@ from smallvit.kernels.convolutions import conv, convolves, convolves_depthwise, 
 from smallvit.kernels.grid import unfold, unfolds
 from smallvit.kernels.library import VARIABLE, Status, disabled, status, usable
 from smallvit.kernels.linear import FEWEST, dense, multiplies
-from smallvit.kernels.rows import bias_gelu, layer_norm, takes_rows, transpose
+from smallvit.kernels.rows import batch_norm, bias_gelu, layer_norm, takes_rows, transpose
 
 __all__ = [
     "FEWEST",
@@ -18,6 +18,7 @@ __all__ = [
     "attend_packed",
     "attends",
     "attends_packed",
+    "batch_norm",
     "bias_gelu",
     "conv",
     "convolves",

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cmath>
 #include <condition_variable>
 #include <cstring>
 #include <exception>
@@ -446,6 +447,84 @@ ffi::Error norm_backward(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::AnyBuffer 
   });
 }
 
+BatchNorm read_batch_norm(const ffi::AnyBuffer& x, const ffi::AnyBuffer& scale, bool relu) {
+  BatchNorm task;
+  read_rows(x, task.rows, task.d);
+  need(task.rows >= 1, "x must have a row");
+  need(is(scale, {task.d}), "scale must have a number for each column of x");
+  task.scale = floats(scale);
+  task.x = x.untyped_data();
+  task.relu = relu;
+  return task;
+}
+
+void divide(float* x, int64_t size, int64_t by) {
+  for (int64_t i = 0; i < size; i++) x[i] /= static_cast<float>(by);
+}
+
+// 1 / the standard deviation of each column.
+void invert(const float* var, int64_t size, float epsilon, float* inverse) {
+  for (int64_t i = 0; i < size; i++) inverse[i] = 1.0f / std::sqrt(var[i] + epsilon);
+}
+
+ffi::Error batch_forward(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::AnyBuffer scale, ffi::AnyBuffer bias,
+                         ffi::AnyBuffer more, ffi::Result<ffi::AnyBuffer> y, ffi::Result<ffi::AnyBuffer> mean,
+                         ffi::Result<ffi::AnyBuffer> var, float epsilon, bool relu) {
+  return guarded([&] {
+    BatchNorm task = read_batch_norm(x, scale, relu);
+    need(is(bias, {task.d}), "bias must have a number for each column of x");
+    task.bias = floats(bias);
+    if (more.element_count()) {
+      need(is(more, {task.rows, task.d}) && more.element_type() == x.element_type(), "more must be like x");
+      task.more = more.untyped_data();
+    }
+    task.y = same(y, x);
+    float *means = sized(mean, {task.d}), *vars = sized(var, {task.d});
+    const Kernels& kernels = kernels_for(x);
+    sum_over_rows(pool, task.rows, task.d, {means},
+                  [&](int64_t from, int64_t to, float* sums) { kernels.column_sums(task, from, to, sums); });
+    divide(means, task.d, task.rows);
+    task.mean = means;
+    sum_over_rows(pool, task.rows, task.d, {vars},
+                  [&](int64_t from, int64_t to, float* sums) { kernels.column_squares(task, from, to, sums); });
+    divide(vars, task.d, task.rows);
+    const Floats inverse(task.d);
+    invert(vars, task.d, epsilon, inverse.data());
+    task.inverse = inverse.data();
+    over_rows(pool, task.rows, task.d, [&](int64_t from, int64_t to) { kernels.batch_forward(task, from, to); });
+  });
+}
+
+ffi::Error batch_backward(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::AnyBuffer scale, ffi::AnyBuffer mean,
+                          ffi::AnyBuffer var, ffi::AnyBuffer out, ffi::AnyBuffer dy, ffi::Result<ffi::AnyBuffer> dx,
+                          ffi::Result<ffi::AnyBuffer> dscale, ffi::Result<ffi::AnyBuffer> dbias,
+                          ffi::Result<ffi::AnyBuffer> dmore, float epsilon, bool relu) {
+  return guarded([&] {
+    BatchNorm task = read_batch_norm(x, scale, relu);
+    need(is(mean, {task.d}) && is(var, {task.d}), "mean and var must have a number for each column of x");
+    need(is(dy, {task.rows, task.d}) && dy.element_type() == x.element_type(), "dy must be like x");
+    need(!relu || (is(out, {task.rows, task.d}) && out.element_type() == x.element_type()), "out must be like x");
+    task.mean = floats(mean);
+    task.dy = dy.untyped_data();
+    task.out = out.untyped_data();
+    task.dx = same(dx, x);
+    if (dmore->element_count()) task.dmore = same(dmore, x);
+    const Floats inverse(task.d), means(2 * task.d);
+    invert(floats(var), task.d, epsilon, inverse.data());
+    task.inverse = inverse.data();
+    float *g = sized(dbias, {task.d}), *gy = sized(dscale, {task.d});
+    const Kernels& kernels = kernels_for(x);
+    sum_over_rows(pool, task.rows, task.d, {g, gy}, [&](int64_t from, int64_t to, float* sums) {
+      kernels.batch_sums(task, from, to, sums, sums + task.d);
+    });
+    std::copy(g, g + task.d, means.data());
+    std::copy(gy, gy + task.d, means.data() + task.d);
+    divide(means.data(), 2 * task.d, task.rows);
+    task.g_mean = means.data(), task.gy_mean = means.data() + task.d;
+    over_rows(pool, task.rows, task.d, [&](int64_t from, int64_t to) { kernels.batch_backward(task, from, to); });
+  });
+}
+
 Gelu read_gelu(const ffi::AnyBuffer& x, const ffi::AnyBuffer& bias) {
   Gelu task;
   read_rows(x, task.rows, task.d);
@@ -648,46 +727,56 @@ ffi::Error dense_gradient(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::AnyBuffer
   });
 }
 
-// `weights` (d, columns) on the windows of x; y is (batch, rows, columns of windows, columns).
+// `y` is the result, (batch, rows, columns, features), or its derivative.
+Conv conv_task(const ffi::AnyBuffer& x, const ffi::AnyBuffer& y, Pair size, Pair stride, Pair padding) {
+  Conv task;
+  task.windows = window_task(x, y, size, stride, padding);
+  task.windows.from = x.untyped_data();
+  task.features = y.dimensions()[3];
+  need(y.element_type() == x.element_type(), "y must be of x's type");
+  need(x.element_count() && y.element_count(), "x and y must not be empty");
+  return task;
+}
+
+int64_t window_size(const Unfold& windows) { return windows.tall * windows.wide * windows.channels; }
+
+// `weights` are (numbers of a window, features).
 ffi::Error conv(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::AnyBuffer weights, ffi::Result<ffi::AnyBuffer> y,
                 Pair size, Pair stride, Pair padding) {
   return guarded([&] {
-    Unfold windows = window_task(x, *y, size, stride, padding);
-    windows.from = x.untyped_data();
-    Dense task;
-    task.rows = windows.batch * windows.rows * windows.columns;
-    task.depth = windows.tall * windows.wide * windows.channels;
-    task.columns = y->dimensions()[3];
-    need(is(weights, {task.depth, task.columns}) && weights.element_type() == x.element_type() &&
-             y->element_type() == x.element_type(),
-         "the weights must be (pixels of a window, columns), and all of one type");
-    need(x.element_count() && y->element_count(), "x and y must not be empty");
-    task.windows = &windows;
-    task.a = x.untyped_data();
-    task.b = weights.untyped_data();
-    task.c = y->untyped_data();
-    run_dense(pool, task, kernels_for(x), is_float32(x));
+    Conv task = conv_task(x, *y, size, stride, padding);
+    need(is(weights, {window_size(task.windows), task.features}) && weights.element_type() == x.element_type(),
+         "the weights must be (numbers of a window, features) and of x's type");
+    task.kernel = weights.untyped_data();
+    task.y = y->untyped_data();
+    const Kernels& kernels = kernels_for(x);
+    // Few parts, for each packs the weights.
+    const int64_t rows = task.windows.batch * task.windows.rows, threads = workers(pool, rows);
+    const int64_t parts = threads == 1 ? 1 : std::min(rows, 2 * threads);
+    const int64_t scratch_size = Floats::aligned(kernels.conv_scratch(task));
+    const Floats scratch(scratch_size * threads);
+    share_out(pool, parts, [&](int64_t part, int64_t worker) {
+      kernels.conv(task, rows * part / parts, rows * (part + 1) / parts, scratch.data() + worker * scratch_size);
+    });
   });
 }
 
 ffi::Error conv_gradient(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::AnyBuffer dy,
                          ffi::Result<ffi::AnyBuffer> dweights, Pair size, Pair stride, Pair padding) {
   return guarded([&] {
-    Unfold windows = window_task(x, dy, size, stride, padding);
-    windows.from = x.untyped_data();
-    DenseGradient task;
-    task.depth = windows.batch * windows.rows * windows.columns;
-    task.rows = windows.tall * windows.wide * windows.channels;
-    task.columns = dy.dimensions()[3];
-    need(dy.element_type() == x.element_type(), "dy must be of x's type");
-    need(x.element_count() && dy.element_count(), "x and dy must not be empty");
-    task.windows = &windows;
-    task.a = x.untyped_data();
-    task.b = dy.untyped_data();
-    task.c = sized(dweights, {task.rows, task.columns});
-    const Floats sums(task.columns);
-    task.sums = sums.data();
-    run_dense_gradient(pool, task, kernels_for(x));
+    Conv task = conv_task(x, dy, size, stride, padding);
+    task.dy = dy.untyped_data();
+    const int64_t rows = window_size(task.windows);
+    task.dkernel = sized(dweights, {rows, task.features});
+    const Kernels& kernels = kernels_for(x);
+    constexpr int64_t UNIT = 48;  // rows: whole blocks of every kind
+    const int64_t step = even_step(rows, UNIT, rows, pool.num_threads());
+    const int64_t scratch_size = Floats::aligned(kernels.conv_gradient_scratch(task));
+    const Floats scratch(scratch_size * workers(pool, count(rows, step)));
+    share_out(pool, count(rows, step), [&](int64_t part, int64_t worker) {
+      kernels.conv_gradient(task, part * step, std::min(rows, (part + 1) * step),
+                            scratch.data() + worker * scratch_size);
+    });
   });
 }
 
@@ -748,6 +837,9 @@ HANDLER(smallvit_packed_forward, packed_forward, ARG ARG ARG ARG RET RET.Attr<bo
 HANDLER(smallvit_packed_backward, packed_backward, ARG ARG ARG ARG ARG ARG RET RET RET.Attr<bool>("mask_diagonal"));
 HANDLER(smallvit_norm_forward, norm_forward, ARG ARG ARG RET.Attr<float>("epsilon"));
 HANDLER(smallvit_norm_backward, norm_backward, ARG ARG ARG RET RET RET.Attr<float>("epsilon"));
+HANDLER(smallvit_batch_forward, batch_forward, ARG ARG ARG ARG RET RET RET.Attr<float>("epsilon").Attr<bool>("relu"));
+HANDLER(smallvit_batch_backward, batch_backward,
+        ARG ARG ARG ARG ARG ARG RET RET RET RET.Attr<float>("epsilon").Attr<bool>("relu"));
 HANDLER(smallvit_gelu_forward, gelu_forward, ARG ARG RET);
 HANDLER(smallvit_gelu_backward, gelu_backward, ARG ARG ARG RET RET);
 HANDLER(smallvit_transpose, transpose, ARG RET);

@@ -30,11 +30,14 @@ typedef uint32_t U __attribute__((vector_size(4 * LANES)));
 typedef uint16_t H __attribute__((vector_size(2 * LANES)));
 typedef uint8_t B __attribute__((vector_size(LANES)));
 
-// A product keeps ROWS x COLUMNS vectors in registers, of which there are 32 with AVX-512 and 16 without.
+// A product keeps ROWS x COLUMNS vectors in registers, of which there are 32 with AVX-512 and 16 without. Where it has
+// fewer columns it takes more rows: tallest(columns).
 #if LANES == 16
 constexpr int64_t ROWS = 8, COLUMNS = 3;
+constexpr int tallest(int columns) { return columns == 3 ? 8 : columns == 2 ? 12 : 16; }
 #else
 constexpr int64_t ROWS = 6, COLUMNS = 2;
+constexpr int tallest(int columns) { return columns == 2 ? 6 : 12; }
 #endif
 
 struct Bf16 {
@@ -247,25 +250,35 @@ struct Onto {
   int64_t row = 0;
 };
 
+// The depth of a product in several parts, each so far behind the one before in `a`, as the rows of a window are. In b
+// they follow one another.
+struct Parts {
+  int64_t count = 1, step = 0;
+};
+
 // c (rows x columns) = onto + a b. Rows of b and c are whole vectors; `a` is read element by element, at
-// a[row * a_row + k * a_k]. All in float32. FAR: neither c nor the next rows of `a` are in the first-level cache yet.
+// a[row * a_row + part * step + k * a_k]. All in float32. FAR: neither c nor the next rows of `a` are in the first-level
+// cache yet.
 template <int R, int C, bool FAR = false>
 INLINE void block(int64_t depth, const float* a, int64_t a_row, int64_t a_k, const float* b, int64_t b_row, float* c,
-                  int64_t c_row, Onto onto) {
+                  int64_t c_row, Onto onto, Parts parts = {}) {
   V total[R][C] = {};
   if (FAR || onto.from == c)
     for (int i = 0; i < R; i++) __builtin_prefetch(c + i * c_row, 1);
-  for (int64_t k = 0; k < depth; k++) {
-    if (FAR && k % LINE == 0)
-      for (int i = 0; i < R; i++) __builtin_prefetch(a + (R + i) * a_row);
-    V row[C];
-    for (int j = 0; j < C; j++) row[j] = load(b + j * LANES);
-    for (int i = 0; i < R; i++) {
-      float x = a[i * a_row];
-      for (int j = 0; j < C; j++) total[i][j] += x * row[j];
+  for (int64_t part = 0; part < parts.count; part++) {
+    const float* from = a + part * parts.step;
+    for (int64_t k = 0; k < depth; k++) {
+      if (FAR && k % LINE == 0)
+        for (int i = 0; i < R; i++) __builtin_prefetch(from + (R + i) * a_row);
+      V row[C];
+      for (int j = 0; j < C; j++) row[j] = load(b + j * LANES);
+      for (int i = 0; i < R; i++) {
+        float x = from[i * a_row];
+        for (int j = 0; j < C; j++) total[i][j] += x * row[j];
+      }
+      from += a_k;
+      b += b_row;
     }
-    a += a_k;
-    b += b_row;
   }
   if (onto.from)
     for (int i = 0; i < R; i++)
@@ -276,10 +289,10 @@ INLINE void block(int64_t depth, const float* a, int64_t a_row, int64_t a_k, con
 
 template <int R, int C, bool ACROSS, bool FAR>
 void rows(int64_t count, int64_t depth, const float* a, int64_t a_stride, const float* b, int64_t b_row, float* c,
-          int64_t c_row, Onto onto) {
+          int64_t c_row, Onto onto, Parts parts) {
   const int64_t a_row = ACROSS ? 1 : a_stride, a_k = ACROSS ? a_stride : 1;
   for (; count; count--, a += R * a_row, c += R * c_row) {
-    block<R, C, FAR>(depth, a, a_row, a_k, b, b_row, c, c_row, onto);
+    block<R, C, FAR>(depth, a, a_row, a_k, b, b_row, c, c_row, onto, parts);
     if (onto.from) onto.from += R * onto.row;
   }
 }
@@ -287,28 +300,43 @@ void rows(int64_t count, int64_t depth, const float* a, int64_t a_stride, const 
 // Rows are shared out evenly: 65 of them are ten blocks of 6 and one of 5, not ten of 6, one of 4 and one of 1.
 template <int R, int C, bool ACROSS, bool FAR>
 void share(int64_t size, int64_t count, int64_t depth, const float* a, int64_t a_stride, const float* b, int64_t b_row,
-           float* c, int64_t c_row, Onto onto) {
-  if (size == R) return rows<R, C, ACROSS, FAR>(count, depth, a, a_stride, b, b_row, c, c_row, onto);
-  if constexpr (R > 1) share<R - 1, C, ACROSS, FAR>(size, count, depth, a, a_stride, b, b_row, c, c_row, onto);
+           float* c, int64_t c_row, Onto onto, Parts parts) {
+  if (size == R) return rows<R, C, ACROSS, FAR>(count, depth, a, a_stride, b, b_row, c, c_row, onto, parts);
+  if constexpr (R > 1) share<R - 1, C, ACROSS, FAR>(size, count, depth, a, a_stride, b, b_row, c, c_row, onto, parts);
 }
 
 template <int C, bool ACROSS, bool FAR = false>
 void panel(int64_t height, int64_t depth, const float* a, int64_t a_stride, const float* b, int64_t b_row, float* c,
-           int64_t c_row, Onto onto) {
-  const int64_t blocks = (height + ROWS - 1) / ROWS, size = height / blocks, larger = height % blocks;
+           int64_t c_row, Onto onto, Parts parts) {
+  constexpr int R = tallest(C);
+  const int64_t blocks = (height + R - 1) / R, size = height / blocks, larger = height % blocks;
   const int64_t a_row = ACROSS ? 1 : a_stride;
-  if (larger) share<ROWS, C, ACROSS, FAR>(size + 1, larger, depth, a, a_stride, b, b_row, c, c_row, onto);
+  if (larger) share<R, C, ACROSS, FAR>(size + 1, larger, depth, a, a_stride, b, b_row, c, c_row, onto, parts);
   const int64_t done = larger * (size + 1);
   if (onto.from) onto.from += done * onto.row;
-  share<ROWS, C, ACROSS, FAR>(size, blocks - larger, depth, a + done * a_row, a_stride, b, b_row, c + done * c_row,
-                              c_row, onto);
+  share<R, C, ACROSS, FAR>(size, blocks - larger, depth, a + done * a_row, a_stride, b, b_row, c + done * c_row, c_row,
+                           onto, parts);
 }
 
-template <int C, bool ACROSS>
-void remainder(int64_t vectors, int64_t height, int64_t depth, const float* a, int64_t a_stride, const float* b,
-               int64_t b_row, float* c, int64_t c_row, Onto onto) {
-  if (vectors == C) return panel<C, ACROSS>(height, depth, a, a_stride, b, b_row, c, c_row, onto);
-  if constexpr (C > 1) remainder<C - 1, ACROSS>(vectors, height, depth, a, a_stride, b, b_row, c, c_row, onto);
+// A panel of so many vectors, at most C.
+template <int C, bool ACROSS, bool FAR = false>
+void panel_of(int64_t vectors, int64_t height, int64_t depth, const float* a, int64_t a_stride, const float* b,
+              int64_t b_row, float* c, int64_t c_row, Onto onto, Parts parts = {}) {
+  if (vectors == C) return panel<C, ACROSS, FAR>(height, depth, a, a_stride, b, b_row, c, c_row, onto, parts);
+  if constexpr (C > 1)
+    panel_of<C - 1, ACROSS, FAR>(vectors, height, depth, a, a_stride, b, b_row, c, c_row, onto, parts);
+}
+
+// f(first column, vectors) for each panel of at most COLUMNS vectors; columns are shared out evenly, as rows are.
+template <class F>
+INLINE void each_panel(int64_t columns, F f) {
+  const int64_t vectors = (columns + LANES - 1) / LANES, count = (vectors + COLUMNS - 1) / COLUMNS;
+  const int64_t size = vectors / count, larger = vectors % count;
+  for (int64_t p = 0, j = 0; p < count; p++) {
+    const int64_t own = size + (p < larger);
+    f(j, own);
+    j += own * LANES;
+  }
 }
 
 // c = a b or, to ADD, c += a b. ACROSS: `a` is given transposed, so that its stride is from one k to the next.
@@ -316,11 +344,10 @@ template <bool ADD, bool ACROSS>
 void product(int64_t height, int64_t width, int64_t depth, const float* a, int64_t a_stride, const float* b,
              int64_t b_row, float* c, int64_t c_row) {
   if (!height) return;
-  int64_t vectors = width / LANES;
-  for (; vectors >= COLUMNS; vectors -= COLUMNS, b += COLUMNS * LANES, c += COLUMNS * LANES)
-    panel<COLUMNS, ACROSS>(height, depth, a, a_stride, b, b_row, c, c_row, {ADD ? c : nullptr, c_row});
-  if (vectors)
-    remainder<COLUMNS, ACROSS>(vectors, height, depth, a, a_stride, b, b_row, c, c_row, {ADD ? c : nullptr, c_row});
+  each_panel(width, [&](int64_t j, int64_t vectors) {
+    panel_of<COLUMNS, ACROSS>(vectors, height, depth, a, a_stride, b + j, b_row, c + j, c_row,
+                              {ADD ? c + j : nullptr, c_row});
+  });
 }
 
 // Rows as float32, filled up with zeros to whole vectors.
@@ -604,6 +631,86 @@ void gelu_backward(const Gelu& task, int64_t from, int64_t to, float* dbias) {
   }
 }
 
+// Adds f(place, column, how much) up over the rows, column by column.
+template <class F>
+INLINE void add_columns(int64_t d, int64_t from, int64_t to, float* sums, F f) {
+  each(d, [&](int64_t j, auto count) INLINE_LAMBDA {
+    V a = {}, b = {}, c = {}, e = {};  // side by side, for an addition takes four cycles
+    int64_t i = from;
+    for (; i + 4 <= to; i += 4) {
+      a += f(i * d + j, j, count);
+      b += f((i + 1) * d + j, j, count);
+      c += f((i + 2) * d + j, j, count);
+      e += f((i + 3) * d + j, j, count);
+    }
+    for (; i < to; i++) a += f(i * d + j, j, count);
+    store(sums + j, load(sums + j, count) + ((a + b) + (c + e)), count);
+  });
+}
+
+template <class T>
+void column_sums(const BatchNorm& task, int64_t from, int64_t to, float* sums) {
+  const T* x = static_cast<const T*>(task.x);
+  add_columns(task.d, from, to, sums, [&](int64_t at, int64_t, auto count) INLINE_LAMBDA { return load(x + at, count); });
+}
+
+template <class T>
+void column_squares(const BatchNorm& task, int64_t from, int64_t to, float* sums) {
+  const T* x = static_cast<const T*>(task.x);
+  add_columns(task.d, from, to, sums, [&](int64_t at, int64_t j, auto count) INLINE_LAMBDA {
+    V y = load(x + at, count) - load(task.mean + j, count);
+    return y * y;
+  });
+}
+
+template <class T>
+void batch_forward(const BatchNorm& task, int64_t from, int64_t to) {
+  const T *x = static_cast<const T*>(task.x), *more = static_cast<const T*>(task.more);
+  T* result = static_cast<T*>(task.y);
+  for (int64_t i = from; i < to; i++)
+    each(task.d, [&](int64_t j, auto count) INLINE_LAMBDA {
+      const int64_t at = i * task.d + j;
+      V factor = load(task.inverse + j, count) * load(task.scale + j, count);
+      V y = (load(x + at, count) - load(task.mean + j, count)) * factor + load(task.bias + j, count);
+      if (more) y += load(more + at, count);
+      if (task.relu) y = y < 0.0f ? V{} : y;  // a NaN stays one
+      store(result + at, y, count);
+    });
+}
+
+// What comes back through the ReLU, if there is one.
+template <class T, class Count>
+INLINE V through(const BatchNorm& task, int64_t at, Count count) {
+  V g = load(static_cast<const T*>(task.dy) + at, count);
+  return task.relu ? (load(static_cast<const T*>(task.out) + at, count) > 0.0f ? g : V{}) : g;
+}
+
+template <class T>
+void batch_sums(const BatchNorm& task, int64_t from, int64_t to, float* g, float* gy) {
+  const T* x = static_cast<const T*>(task.x);
+  add_columns(task.d, from, to, g,
+              [&](int64_t at, int64_t, auto count) INLINE_LAMBDA { return through<T>(task, at, count); });
+  add_columns(task.d, from, to, gy, [&](int64_t at, int64_t j, auto count) INLINE_LAMBDA {
+    V normed = (load(x + at, count) - load(task.mean + j, count)) * load(task.inverse + j, count);
+    return through<T>(task, at, count) * normed;
+  });
+}
+
+template <class T>
+void batch_backward(const BatchNorm& task, int64_t from, int64_t to) {
+  const T* x = static_cast<const T*>(task.x);
+  T *dx = static_cast<T*>(task.dx), *dmore = static_cast<T*>(task.dmore);
+  for (int64_t i = from; i < to; i++)
+    each(task.d, [&](int64_t j, auto count) INLINE_LAMBDA {
+      const int64_t at = i * task.d + j;
+      V inverse = load(task.inverse + j, count), g = through<T>(task, at, count);
+      V normed = (load(x + at, count) - load(task.mean + j, count)) * inverse;
+      V back = g - load(task.g_mean + j, count) - normed * load(task.gy_mean + j, count);
+      store(dx + at, back * inverse * load(task.scale + j, count), count);
+      if (dmore) store(dmore + at, g, count);
+    });
+}
+
 // Rows [from, to) of the result. Squares are taken so that whole cache lines of the result are written one after the
 // other, however its rows fall together in the cache.
 template <class T, class Vector>
@@ -685,34 +792,7 @@ void fold(const Unfold& task, int64_t from, int64_t to, float* scratch) {
   }
 }
 
-// Numbers [from, to) of window `index`, counted through all images, as float32.
-template <class T>
-void gather(const Unfold& task, int64_t index, int64_t from, int64_t to, float* out) {
-  const int64_t channels = task.channels, part = task.wide * channels;
-  const int64_t row = index / task.columns, column = index % task.columns * task.across - task.before;
-  const T* image = static_cast<const T*>(task.from) + row / task.rows * task.height * task.width * channels;
-  // What of a window's row is within the image.
-  const int64_t left = (column < 0 ? -column : 0) * channels;
-  const int64_t right = (column + task.wide > task.width ? task.width - column : task.wide) * channels;
-  for (int64_t p = from / part; p * part < to; p++) {
-    const int64_t y = row % task.rows * task.down + p - task.above;
-    const int64_t begin = from > p * part ? from - p * part : 0, end = to < (p + 1) * part ? to - p * part : part;
-    const bool within = y >= 0 && y < task.height;
-    const int64_t first = !within || left > end ? end : left > begin ? left : begin;
-    const int64_t last = !within || right < first ? first : right < end ? right : end;
-    float* at = out + p * part - from;
-    for (int64_t x = begin; x < first; x++) at[x] = 0;
-    if (last > first) {
-      const T* pixels = image + (y * task.width + column) * channels + first;
-      each(last - first, [&](int64_t x, auto count) INLINE_LAMBDA {
-        store(at + first + x, load(pixels + x, count), count);
-      });
-    }
-    for (int64_t x = last; x < end; x++) at[x] = 0;
-  }
-}
-
-constexpr int64_t WIDE = COLUMNS * LANES;  // columns of a panel
+constexpr int64_t WIDE = COLUMNS * LANES;  // columns of a panel, at most
 
 // f(k, how many) for parts of `depth`: as few as are at most `most` deep, equally large.
 template <class F>
@@ -723,37 +803,39 @@ INLINE void in_parts(int64_t depth, int64_t most, F f) {
 
 constexpr int64_t FEW = 16;  // rows that are packed into panel after panel, so that neither side leaves the cache
 
-// Columns of b as float32, in panels of WIDE, zeros behind the last.
+// Columns of b as float32, panel after panel, zeros behind the last.
 template <class T>
 void pack_columns(const T* b, int64_t stride, int64_t depth, int64_t columns, float* to) {
   for (int64_t start = 0; start < depth; start += FEW) {
     const int64_t end = depth - start < FEW ? depth : start + FEW;
-    for (int64_t j = 0; j < columns; j += WIDE)
+    each_panel(columns, [&](int64_t j, int64_t vectors) {
       for (int64_t k = start; k < end; k++)
-        for (int64_t x = 0; x < WIDE; x += LANES) {
-          const T* from = b + k * stride + j + x;
-          const int64_t count = columns - j - x;
-          store(to + j * depth + k * WIDE + x, count >= LANES ? load(from) : load(from, count > 0 ? count : 0));
+        for (int64_t v = 0; v < vectors; v++) {
+          const T* from = b + k * stride + j + v * LANES;
+          const int64_t count = columns - j - v * LANES;
+          store(to + j * depth + (k * vectors + v) * LANES, count >= LANES ? load(from) : load(from, count));
         }
+    });
   }
 }
 
 // Rows of b likewise, as columns.
 template <class T>
 void pack_rows(const T* b, int64_t stride, int64_t depth, int64_t rows, float* to) {
-  const int64_t whole = (rows + WIDE - 1) / WIDE * WIDE;
-  for (int64_t j = 0; j < whole; j += LANES)
-    for (int64_t k = 0; k < depth; k += LANES) {
-      const int64_t deep = depth - k;
-      V square[LANES];
-      for (int64_t r = 0; r < LANES; r++) {
-        const T* row = b + (j + r) * stride + k;
-        square[r] = j + r >= rows ? V{} : deep >= LANES ? load(row) : load(row, deep);
+  each_panel(rows, [&](int64_t first, int64_t vectors) {
+    for (int64_t v = 0; v < vectors; v++)
+      for (int64_t k = 0; k < depth; k += LANES) {
+        const int64_t deep = depth - k, j = first + v * LANES;
+        V square[LANES];
+        for (int64_t r = 0; r < LANES; r++) {
+          const T* row = b + (j + r) * stride + k;
+          square[r] = j + r >= rows ? V{} : deep >= LANES ? load(row) : load(row, deep);
+        }
+        turn(square);
+        float* panel = to + first * depth + v * LANES;
+        for (int64_t r = 0; r < LANES && r < deep; r++) store(panel + (k + r) * vectors * LANES, square[r]);
       }
-      turn(square);
-      float* panel = to + j / WIDE * WIDE * depth + j % WIDE;
-      for (int64_t r = 0; r < LANES && r < deep; r++) store(panel + (k + r) * WIDE, square[r]);
-    }
+  });
 }
 
 template <class T>
@@ -775,7 +857,7 @@ INLINE int64_t tall(int64_t depth) {
 // the same few places of the first-level cache would have to hold them all.
 template <class T>
 INLINE bool copied(const Dense& task) {
-  return !is_float<T> || task.windows || task.depth % 1024 == 0;
+  return !is_float<T> || task.depth % 1024 == 0;
 }
 
 // How far apart the copies are.
@@ -828,27 +910,22 @@ void dense(const Dense& task, int64_t top, int64_t bottom, int64_t left, int64_t
       const T* x = static_cast<const T*>(task.a) + i * depth + k;
       if (copied<T>(task)) {
         a = copies, a_row = copied_row(deep);
-        for (int64_t r = 0; r < rows; r++)
-          if (task.windows)
-            gather<T>(*task.windows, i + r, k, k + deep, copies + r * a_row);
-          else
-            pack(x + r * depth, 0, 1, deep, 1.0f, copies + r * a_row);
+        for (int64_t r = 0; r < rows; r++) pack(x + r * depth, 0, 1, deep, 1.0f, copies + r * a_row);
       } else {
         a = reinterpret_cast<const float*>(x), a_row = depth;
       }
-      for (int64_t j = left; j < right; j += WIDE) {
-        const float* panel_b = b + (j - left) * deep;
-        const int64_t width = right - j < WIDE ? right - j : WIDE;
-        const bool in_place = is_float<T> && width == WIDE;  // in the result itself
+      each_panel(right - left, [&](int64_t first, int64_t vectors) {
+        const int64_t j = left + first, wide = vectors * LANES, width = right - j < wide ? right - j : wide;
+        const bool in_place = is_float<T> && width == wide;  // in the result itself
         float* c = in_place ? static_cast<float*>(task.plain ? task.plain : task.c) + i * columns + j : tile;
-        const int64_t c_row = in_place ? columns : WIDE;
+        const int64_t c_row = in_place ? columns : wide;
         Onto onto;
-        if (!k && task.bias) onto.from = bias + j - left;
+        if (!k && task.bias) onto.from = bias + first;
         if (k && in_place) onto = {c, c_row};
-        panel<COLUMNS, false, true>(rows, deep, a, a_row, panel_b, WIDE, c, c_row, onto);
+        panel_of<COLUMNS, false, true>(vectors, rows, deep, a, a_row, b + first * deep, wide, c, c_row, onto);
         if (!in_place || (last && task.gelu))
           finish_panel<T>(task, c, c_row, i, i + rows, j, width, in_place, k && !in_place, last);
-      }
+      });
     }
   });
 }
@@ -856,9 +933,8 @@ void dense(const Dense& task, int64_t top, int64_t bottom, int64_t left, int64_t
 constexpr int64_t DEEP = 128;  // what a gradient packs of both arrays at a time
 
 // ROWS more, for a whole vector may be stored behind the last few numbers.
-int64_t dense_gradient_scratch(const DenseGradient& task, int64_t rows, int64_t columns) {
-  const int64_t gathered = task.windows ? DEEP * rows + 2 * LANES : 0;
-  return DEEP * (rows + 2 * ROWS + columns + WIDE) + ROWS * WIDE + gathered;
+int64_t dense_gradient_scratch(const DenseGradient&, int64_t rows, int64_t columns) {
+  return DEEP * (rows + 2 * ROWS + columns + WIDE) + ROWS * WIDE;
 }
 
 // `down` panels of ROWS columns, of `deep` rows of a; nothing is read from `a_end` on.
@@ -880,56 +956,194 @@ void pack_panels(const T* given, int64_t a_row, const T* a_end, int64_t deep, in
     }
 }
 
-// Both arrays are packed part by part: `a` as panels of ROWS columns, b as panels of WIDE. What a panel has too much is
-// computed, and left. The next part is on its way to the second-level cache meanwhile.
+// A block of ROWS rows and so many vectors, at most C.
+template <int C>
+INLINE void block_of(int64_t vectors, int64_t depth, const float* a, const float* b, float* c, int64_t c_row,
+                     Onto onto) {
+  if (vectors == C) return block<ROWS, C>(depth, a, 1, ROWS, b, C * LANES, c, c_row, onto);
+  if constexpr (C > 1) block_of<C - 1>(vectors, depth, a, b, c, c_row, onto);
+}
+
+// Both arrays are packed part by part, `a` as panels of ROWS columns. What a panel has too much is computed, and left.
+// The next part is on its way to the second-level cache meanwhile.
 template <class T>
 void dense_gradient(const DenseGradient& task, int64_t top, int64_t bottom, int64_t left, int64_t right,
                     float* scratch) {
   const int64_t a_row = task.rows, columns = task.columns, height = bottom - top, width = right - left;
-  const int64_t down = (height + ROWS - 1) / ROWS, across = (width + WIDE - 1) / WIDE;
+  const int64_t down = (height + ROWS - 1) / ROWS;
   float* a = scratch;
   float* b = a + DEEP * (down + 1) * ROWS;
-  float* tile = b + DEEP * across * WIDE;
-  float* gathered = tile + ROWS * WIDE;
+  float* tile = b + DEEP * padded(width);
   const T* a_given = static_cast<const T*>(task.a) + top;
   const T* b_given = static_cast<const T*>(task.b) + left;
   const T* a_end = static_cast<const T*>(task.a) + task.depth * a_row;
   in_parts(task.depth, DEEP, [&](int64_t k, int64_t deep) {
     pack_columns(b_given + k * columns, columns, deep, width, b);
-    if (task.windows) {
-      for (int64_t x = 0; x < deep; x++) gather<T>(*task.windows, k + x, top, bottom, gathered + x * height);
-      pack_panels(gathered, height, gathered + DEEP * height + 2 * LANES, deep, down, a);
-    } else {
-      pack_panels(a_given + k * a_row, a_row, a_end, deep, down, a);
-    }
+    pack_panels(a_given + k * a_row, a_row, a_end, deep, down, a);
     if (!top)
-      for (int64_t j = 0; j < width; j += LANES) {
-        V total = {};
-        for (int64_t x = 0; x < deep; x++) total += load(b + (j / WIDE * deep + x) * WIDE + j % WIDE);
-        for (int64_t r = 0; r < LANES && j + r < width; r++)
-          task.sums[left + j + r] = (k ? task.sums[left + j + r] : 0) + total[r];
-      }
+      each_panel(width, [&](int64_t first, int64_t vectors) {
+        for (int64_t v = 0; v < vectors; v++) {
+          const int64_t j = first + v * LANES;
+          V total = {};
+          for (int64_t x = 0; x < deep; x++) total += load(b + first * deep + (x * vectors + v) * LANES);
+          for (int64_t r = 0; r < LANES && j + r < width; r++)
+            task.sums[left + j + r] = (k ? task.sums[left + j + r] : 0) + total[r];
+        }
+      });
     int64_t fetched = k + deep;
-    for (int64_t j = 0; j < across; j++)
+    each_panel(width, [&](int64_t j, int64_t vectors) {
       for (int64_t i = 0; i < down; i++) {
-        const int64_t due = k + deep + (j * down + i + 1) * deep / (across * down);
+        const int64_t due = k + deep + (j * down + vectors * LANES * (i + 1)) * deep / (padded(width) * down);
         for (; fetched < due && fetched < task.depth; fetched++) {
-          for (int64_t x = 0; x < height && !task.windows; x += LINE)
-            __builtin_prefetch(a_given + fetched * a_row + x, 0, 2);
+          for (int64_t x = 0; x < height; x += LINE) __builtin_prefetch(a_given + fetched * a_row + x, 0, 2);
           for (int64_t x = 0; x < width; x += LINE) __builtin_prefetch(b_given + fetched * columns + x, 0, 2);
         }
-        const float *a_panel = a + i * deep * ROWS, *b_panel = b + j * deep * WIDE;
-        const int64_t tall = height - i * ROWS, wide = width - j * WIDE;
-        float* c = task.c + (top + i * ROWS) * columns + left + j * WIDE;
-        if (tall >= ROWS && wide >= WIDE) {
-          block<ROWS, COLUMNS>(deep, a_panel, 1, ROWS, b_panel, WIDE, c, columns, {k ? c : nullptr, columns});
+        const float *a_panel = a + i * deep * ROWS, *b_panel = b + j * deep;
+        const int64_t tall = height - i * ROWS, own = vectors * LANES, wide = width - j;
+        float* c = task.c + (top + i * ROWS) * columns + left + j;
+        if (tall >= ROWS && wide >= own) {
+          block_of<COLUMNS>(vectors, deep, a_panel, b_panel, c, columns, {k ? c : nullptr, columns});
           continue;
         }
-        block<ROWS, COLUMNS>(deep, a_panel, 1, ROWS, b_panel, WIDE, tile, WIDE, {});
+        block_of<COLUMNS>(vectors, deep, a_panel, b_panel, tile, own, {});
         for (int64_t r = 0; r < ROWS && r < tall; r++)
-          for (int64_t x = 0; x < WIDE && x < wide; x++)
-            c[r * columns + x] = (k ? c[r * columns + x] : 0) + tile[r * WIDE + x];
+          for (int64_t x = 0; x < own && x < wide; x++)
+            c[r * columns + x] = (k ? c[r * columns + x] : 0) + tile[r * own + x];
       }
+    });
+  });
+}
+
+// A convolution reads its windows where they are: the rows of x that a band of rows of the result needs are copied once,
+// with zeros around. There the rows of a window are so many parts of a product's depth, and the next window begins a few
+// pixels further on.
+INLINE int64_t copied_width(const Unfold& windows) {
+  return (windows.width + 2 * windows.before) * windows.channels;
+}
+
+// Rows of the result: their copies fit into the second-level cache.
+INLINE int64_t band(const Unfold& windows) {
+  const int64_t fit = (1 << 15) / copied_width(windows) - windows.tall;
+  const int64_t rows = fit > 0 ? fit / windows.down + 1 : 1;
+  return rows < windows.rows ? rows : windows.rows;
+}
+
+// A block of a gradient may read some numbers behind the last window.
+INLINE int64_t band_size(const Unfold& windows) {
+  return padded(((band(windows) - 1) * windows.down + windows.tall) * copied_width(windows) + tallest(1));
+}
+
+template <class T>
+void copy_band(const Unfold& windows, int64_t from, int64_t to, float* out) {
+  const int64_t inner = windows.width * windows.channels, around = windows.before * windows.channels;
+  const T* image = static_cast<const T*>(windows.from) + from / windows.rows * windows.height * inner;
+  const int64_t top = from % windows.rows * windows.down - windows.above;
+  for (int64_t y = top; y < top + (to - from - 1) * windows.down + windows.tall; y++, out += inner + 2 * around) {
+    const bool within = y >= 0 && y < windows.height;
+    memset(out, 0, sizeof(float) * (within ? around : inner + 2 * around));
+    if (!within) continue;
+    each(inner, [&](int64_t x, auto count) INLINE_LAMBDA {
+      store(out + around + x, load(image + y * inner + x, count), count);
+    });
+    memset(out + around + inner, 0, sizeof(float) * around);
+  }
+}
+
+// f(from, to) for each band of the rows [from, to) of the result, counted through all images; none has rows of two.
+template <class F>
+INLINE void each_band(const Unfold& windows, int64_t from, int64_t to, F f) {
+  for (int64_t next; from < to; from = next) {
+    const int64_t left = windows.rows - from % windows.rows, most = left < band(windows) ? left : band(windows);
+    next = to - from < most ? to : from + most;
+    f(from, next);
+  }
+}
+
+int64_t conv_scratch(const Conv& task) {
+  const Unfold& windows = task.windows;
+  const int64_t depth = windows.tall * windows.wide * windows.channels;
+  return padded(task.features) * depth + band_size(windows) + windows.columns * WIDE;
+}
+
+template <class T>
+void conv(const Conv& task, int64_t from, int64_t to, float* scratch) {
+  const Unfold& windows = task.windows;
+  const int64_t part = windows.wide * windows.channels, depth = windows.tall * part, features = task.features;
+  const int64_t width = copied_width(windows);
+  float* b = scratch;
+  float* x = b + padded(features) * depth;
+  float* tile = x + band_size(windows);
+  pack_columns(static_cast<const T*>(task.kernel), features, depth, features, b);
+  each_band(windows, from, to, [&](int64_t top, int64_t bottom) {
+    copy_band<T>(windows, top, bottom, x);
+    each_panel(features, [&](int64_t j, int64_t vectors) {
+      const int64_t own = vectors * LANES, used = features - j < own ? features - j : own;
+      const bool in_place = is_float<T> && used == own;  // in the result itself
+      for (int64_t i = top; i < bottom; i++) {
+        T* y = static_cast<T*>(task.y) + i * windows.columns * features + j;
+        float* c = in_place ? reinterpret_cast<float*>(y) : tile;
+        panel_of<COLUMNS, false>(vectors, windows.columns, part, x + (i - top) * windows.down * width,
+                                 windows.across * windows.channels, b + j * depth, own, c, in_place ? features : own,
+                                 {}, {windows.tall, width});
+        if (in_place) continue;
+        for (int64_t pixel = 0; pixel < windows.columns; pixel++)
+          each(used, [&](int64_t k, auto count) INLINE_LAMBDA {
+            store(y + pixel * features + k, load(tile + pixel * own + k, count), count);
+          });
+      }
+    });
+  });
+}
+
+int64_t conv_gradient_scratch(const Conv& task) {
+  const Unfold& windows = task.windows;
+  return band_size(windows) + band(windows) * windows.columns * padded(task.features) + tallest(1) * WIDE;
+}
+
+// Rows [from, to) of the gradient, which lie in one row of the windows, and a panel of its columns at `c`: pixel after
+// pixel of a band, number `from` of a window at `a` times the pixel's own gradient at b.
+template <int C>
+void gradient_panel(const Conv& task, int64_t vectors, int64_t used, int64_t bands, int64_t from, int64_t to,
+                    const float* a, const float* b, int64_t b_row, float* c, bool more, float* tile) {
+  if constexpr (C > 1)
+    if (vectors < C) return gradient_panel<C - 1>(task, vectors, used, bands, from, to, a, b, b_row, c, more, tile);
+  constexpr int R = tallest(C);
+  const Unfold& windows = task.windows;
+  const Parts parts = {bands, windows.down * copied_width(windows)};
+  const int64_t a_k = windows.across * windows.channels, columns = task.features;
+  for (; from < to; from += R, a += R, c += R * columns) {
+    if (to - from >= R && used == C * LANES) {
+      block<R, C>(windows.columns, a, 1, a_k, b, b_row, c, columns, {more ? c : nullptr, columns}, parts);
+      continue;
+    }
+    block<R, C>(windows.columns, a, 1, a_k, b, b_row, tile, C * LANES, {}, parts);
+    for (int64_t r = 0; r < R && r < to - from; r++)
+      for (int64_t x = 0; x < used; x++)
+        c[r * columns + x] = (more ? c[r * columns + x] : 0) + tile[r * C * LANES + x];
+  }
+}
+
+template <class T>
+void conv_gradient(const Conv& task, int64_t top, int64_t bottom, float* scratch) {
+  const Unfold& windows = task.windows;
+  const int64_t part = windows.wide * windows.channels, features = task.features, width = copied_width(windows);
+  const bool direct = is_float<T> && features % LANES == 0;  // pixels of dy are whole vectors
+  float* x = scratch;
+  float* packed = x + band_size(windows);
+  float* tile = packed + band(windows) * windows.columns * padded(features);
+  each_band(windows, 0, windows.batch * windows.rows, [&](int64_t from, int64_t to) {
+    copy_band<T>(windows, from, to, x);
+    const T* dy = static_cast<const T*>(task.dy) + from * windows.columns * features;
+    if (!direct) pack(dy, features, (to - from) * windows.columns, features, 1.0f, packed);
+    const float* b = direct ? reinterpret_cast<const float*>(dy) : packed;
+    each_panel(features, [&](int64_t j, int64_t vectors) {
+      const int64_t own = vectors * LANES, used = features - j < own ? features - j : own;
+      for (int64_t p = top / part; p * part < bottom; p++) {
+        const int64_t first = top > p * part ? top : p * part, last = bottom < (p + 1) * part ? bottom : (p + 1) * part;
+        gradient_panel<COLUMNS>(task, vectors, used, to - from, first, last, x + p * width + first - p * part, b + j,
+                                padded(features), task.dkernel + first * features + j, from > 0, tile);
+      }
+    });
   });
 }
 
@@ -1008,6 +1222,11 @@ constexpr Kernels kernels = {
     attention_backward<T>,
     norm_forward<T>,
     norm_backward<T>,
+    column_sums<T>,
+    column_squares<T>,
+    batch_forward<T>,
+    batch_sums<T>,
+    batch_backward<T>,
     gelu_forward<T>,
     gelu_backward<T>,
     transpose<T, Vector>,
@@ -1018,6 +1237,10 @@ constexpr Kernels kernels = {
     dense_gradient_scratch,
     dense<T>,
     dense_gradient<T>,
+    conv_scratch,
+    conv_gradient_scratch,
+    conv<T>,
+    conv_gradient<T>,
     depthwise<T>,
     depthwise_gradient<T>,
 };

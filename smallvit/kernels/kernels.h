@@ -32,6 +32,20 @@ struct LayerNorm {
   void *y = nullptr, *dx = nullptr;
 };
 
+// Each column of x normalised over all rows, times scale, plus bias; with `relu`, what is negative is 0 then.
+struct BatchNorm {
+  int64_t rows = 0, d = 0;
+  bool relu = false;
+  const void *x = nullptr, *dy = nullptr;
+  const void* more = nullptr;  // added before the ReLU, or null: the shortcut of a residual pair
+  const void* out = nullptr;   // the result, for the backward of the ReLU; null without it
+  const float *mean = nullptr, *scale = nullptr, *bias = nullptr;
+  const float *inverse = nullptr;  // 1 / the standard deviation
+  const float *g_mean = nullptr, *gy_mean = nullptr;  // of the gradient, and of it times the normalised x
+  void *y = nullptr, *dx = nullptr;
+  void* dmore = nullptr;  // or null
+};
+
 struct Gelu {
   int64_t rows = 0, d = 0;
   const void *x = nullptr, *dy = nullptr;
@@ -66,6 +80,16 @@ struct Depthwise {
   void* y = nullptr;
 };
 
+// A convolution: what becomes of each window of x is `features` numbers.
+struct Conv {
+  Unfold windows;  // of x, which is `from`
+  int64_t features = 0;
+  const void* kernel = nullptr;  // (tall * wide * channels, features)
+  void* y = nullptr;             // (batch, rows, columns, features)
+  const void* dy = nullptr;
+  float* dkernel = nullptr;
+};
+
 // How deep a panel of float32 weights is at most: a few rows of so many numbers stay in the first-level cache.
 constexpr int64_t DEEPEST = 768;
 
@@ -73,7 +97,6 @@ constexpr int64_t DEEPEST = 768;
 struct Dense {
   int64_t rows = 0, depth = 0, columns = 0;
   const void *a = nullptr, *b = nullptr;
-  const Unfold* windows = nullptr;  // or null: then the rows of `a` are these windows, gathered on the way
   const float* bias = nullptr;  // (columns), or null
   void* c = nullptr;
   void* plain = nullptr;        // a b + bias, or null where nobody wants it
@@ -85,7 +108,6 @@ struct Dense {
 struct DenseGradient {
   int64_t rows = 0, depth = 0, columns = 0;
   const void *a = nullptr, *b = nullptr;
-  const Unfold* windows = nullptr;  // as in Dense
   float *c = nullptr, *sums = nullptr;
 };
 
@@ -102,6 +124,11 @@ struct Kernels {
   void (*attention_backward)(const Attention&, int64_t b, int64_t h, float* dbias, float* scratch);
   void (*norm_forward)(const LayerNorm&, int64_t from, int64_t to);
   void (*norm_backward)(const LayerNorm&, int64_t from, int64_t to, float* dscale, float* dbias);
+  void (*column_sums)(const BatchNorm&, int64_t from, int64_t to, float* sums);
+  void (*column_squares)(const BatchNorm&, int64_t from, int64_t to, float* sums);  // around the mean
+  void (*batch_forward)(const BatchNorm&, int64_t from, int64_t to);
+  void (*batch_sums)(const BatchNorm&, int64_t from, int64_t to, float* g, float* gy);
+  void (*batch_backward)(const BatchNorm&, int64_t from, int64_t to);
   void (*gelu_forward)(const Gelu&, int64_t from, int64_t to);
   void (*gelu_backward)(const Gelu&, int64_t from, int64_t to, float* dbias);
   void (*transpose)(const Transpose&, int64_t from, int64_t to);
@@ -113,6 +140,10 @@ struct Kernels {
   void (*dense)(const Dense&, int64_t top, int64_t bottom, int64_t left, int64_t right, float* scratch);
   void (*dense_gradient)(const DenseGradient&, int64_t top, int64_t bottom, int64_t left, int64_t right,
                          float* scratch);
+  int64_t (*conv_scratch)(const Conv&);
+  int64_t (*conv_gradient_scratch)(const Conv&);
+  void (*conv)(const Conv&, int64_t from, int64_t to, float* scratch);  // rows of y, counted through all images
+  void (*conv_gradient)(const Conv&, int64_t top, int64_t bottom, float* scratch);  // rows of dkernel
   void (*depthwise)(const Depthwise&, int64_t from, int64_t to);
   void (*depthwise_gradient)(const Depthwise&, int64_t from, int64_t to, float* dkernel);  // of images [from, to)
 };

@@ -22,6 +22,8 @@ _HANDLERS = (
     "packed_backward",
     "norm_forward",
     "norm_backward",
+    "batch_forward",
+    "batch_backward",
     "gelu_forward",
     "gelu_backward",
     "transpose",

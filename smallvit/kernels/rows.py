@@ -21,6 +21,21 @@ def layer_norm(
     return _layer_norm(epsilon, flat, scale.astype(jnp.float32), bias.astype(jnp.float32)).reshape(x.shape)
 
 
+def batch_norm(
+    x: Float[Array, "n d"],
+    scale: Float[Array, " d"],
+    bias: Float[Array, " d"],
+    more: Float[Array, "n d"] | None,
+    epsilon: float,
+    relu: bool,
+) -> tuple[Float[Array, "n d"], Float[Array, " d"], Float[Array, " d"]]:
+    """The normalised columns, plus `more`, through a ReLU if wanted; and the columns' means and variances.
+
+    Nothing is differentiated through the means and the variances.
+    """
+    return _batch_norm(epsilon, relu, x, scale.astype(jnp.float32), bias.astype(jnp.float32), more)
+
+
 def bias_gelu(x: Float[Array, "*lead d"], bias: Float[Array, " d"]) -> Float[Array, "*lead d"]:
     """The exact GELU of x + bias, computed in float32; the result has the type of x."""
     return _bias_gelu(x.reshape(-1, x.shape[-1]), bias.astype(jnp.float32)).reshape(x.shape)
@@ -54,6 +69,38 @@ def _norm_out(epsilon: float, x: Array, scale: Array, bias: Array) -> Array:
 
 _layer_norm = jax.custom_vjp(_norm_out, nondiff_argnums=(0,))
 _layer_norm.defvjp(_norm_forward, _norm_backward)
+
+
+def _batch_forward(
+    epsilon: float, relu: bool, x: Array, scale: Array, bias: Array, more: Array | None
+) -> tuple[tuple[Array, Array, Array], tuple]:
+    results = [like(x), like(scale), like(scale)]
+    added = jnp.zeros((0, 0), x.dtype) if more is None else more
+    y, mean, var = call("batch_forward", results, x, scale, bias, added, epsilon=np.float32(epsilon), relu=relu)
+    return (y, mean, var), (x, scale, mean, var, y if relu else None, None if more is None else scale)
+
+
+def _batch_backward(
+    epsilon: float, relu: bool, saved: tuple, cotangents: tuple
+) -> tuple[Array, Array, Array, Array | None]:
+    x, scale, mean, var, y, adds = saved  # None where nothing was added
+    none, dy = jnp.zeros((0, 0), x.dtype), cotangents[0]
+    results = [like(x), like(scale), like(scale), like(none if adds is None or not relu else x)]
+    out = none if y is None else y
+    dx, dscale, dbias, dmore = call(
+        "batch_backward", results, x, scale, mean, var, out, dy, epsilon=np.float32(epsilon), relu=relu
+    )
+    return dx, dscale, dbias, None if adds is None else dmore if relu else dy
+
+
+def _batch_out(
+    epsilon: float, relu: bool, x: Array, scale: Array, bias: Array, more: Array | None
+) -> tuple[Array, Array, Array]:
+    return _batch_forward(epsilon, relu, x, scale, bias, more)[0]
+
+
+_batch_norm = jax.custom_vjp(_batch_out, nondiff_argnums=(0, 1))
+_batch_norm.defvjp(_batch_forward, _batch_backward)
 
 
 @jax.custom_vjp

@@ -9,7 +9,7 @@ Axes have the same letters everywhere, in einops, in einsum and in types:
 """
 
 from smallvit.layers.attention import Attend, Attention, HeadMix, LSAOption
-from smallvit.layers.basic import BatchNorm, Dense, Factory, LayerNorm
+from smallvit.layers.basic import BatchNorm, Dense, Factory, LayerNorm, normal_or_xavier
 from smallvit.layers.block import MLP, Block, DropPath, LayerScale, ramp
 from smallvit.layers.classifier import Classifier, SequenceClassifier
 from smallvit.layers.convolution import Conv, ConvNorm
@@ -47,6 +47,7 @@ __all__ = [
     "SequenceClassifier",
     "WindowAttention",
     "check_pool",
+    "normal_or_xavier",
     "patch_embed",
     "pool_tokens",
     "ramp",

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float
 
-from smallvit.layers.basic import Dense, Factory
+from smallvit.layers.basic import Dense, Factory, normal_or_xavier
 from smallvit.ops import align, attend
 from smallvit.ops.attention import attention_logits, keep_mask, merge_heads, scale_queries, split_heads
 
@@ -129,11 +129,12 @@ class HeadMix(nn.Module):
     """Each head's map becomes a learned mix of all heads' ("talking heads", https://arxiv.org/abs/2003.02436)."""
 
     use_bias: bool = True
+    std: float | None = None  # of the mix, at first; None is Xavier's
 
     @nn.compact
     def __call__(self, maps: Float[Array, "*lead h n m"]) -> Float[Array, "*lead h n m"]:
         heads = maps.shape[-3]
-        kernel = self.param("kernel", nn.initializers.xavier_normal(), (heads, heads)).astype(maps.dtype)
+        kernel = self.param("kernel", normal_or_xavier(self.std), (heads, heads)).astype(maps.dtype)
         # A product for each image: in one for all, whose gradient adds up over images too, maps would be transposed.
         flat = maps.reshape(-1, heads, maps.shape[-2] * maps.shape[-1])
         each = jnp.broadcast_to(kernel[None], (flat.shape[0], heads, heads))

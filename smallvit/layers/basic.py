@@ -8,10 +8,14 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
-from smallvit.ops import at_least_float32, layer_norm, multiply, normalise_columns
+from smallvit.ops import at_least_float32, batch_norm, layer_norm, multiply
 
 # A factory makes a module once it is given a name, and whatever its caller adds: partial(Dense, ...).
 Factory = Callable[..., nn.Module]
+
+
+def normal_or_xavier(std: float | None) -> jax.nn.initializers.Initializer:
+    return nn.initializers.xavier_normal() if std is None else nn.initializers.normal(std)
 
 
 class Dense(nn.Module):
@@ -22,14 +26,23 @@ class Dense(nn.Module):
     gelu: bool = False
     dtype: DTypeLike = jnp.float32
     kernel_init: jax.nn.initializers.Initializer = nn.initializers.xavier_normal()
+    uniform: bool = False  # kernel and bias are uniform within 1 / sqrt(inputs) at first, which is torch's default
 
     @nn.compact
     def __call__(self, x: Float[Array, "*lead d"]) -> Float[Array, "*lead features"]:
-        kernel = self.param("kernel", self.kernel_init, (x.shape[-1], self.features))
-        bias = self.param("bias", nn.initializers.zeros, (self.features,)) if self.use_bias else None
+        kernel_init, bias_init = self.kernel_init, nn.initializers.zeros
+        if self.uniform:
+            kernel_init = bias_init = _uniform_within(x.shape[-1] ** -0.5)
+        kernel = self.param("kernel", kernel_init, (x.shape[-1], self.features))
+        bias = self.param("bias", bias_init, (self.features,)) if self.use_bias else None
         # One 2-D product: the gradients of the 3-D one take nearly twice as long on a CPU.
         flat, kernel = x.reshape(-1, x.shape[-1]).astype(self.dtype), kernel.astype(self.dtype)
         return multiply(flat, kernel, bias, gelu=self.gelu).reshape(*x.shape[:-1], self.features)
+
+
+def _uniform_within(bound: float) -> jax.nn.initializers.Initializer:
+    draw = jax.nn.initializers.uniform(2 * bound)  # from 0
+    return lambda *args, **kwargs: draw(*args, **kwargs) - bound
 
 
 class LayerNorm(nn.Module):
@@ -49,30 +62,38 @@ class LayerNorm(nn.Module):
 class BatchNorm(nn.Module):
     """Normalises each channel over the batch, in float32; evaluation has the running moments of `batch_stats`.
 
-    Training needs `mutable=["batch_stats"]`. As in torch, the running variance is the unbiased one.
+    `more` is added behind it, as the shortcut of a residual pair; with `relu`, the ReLU of that. Training needs
+    `mutable=["batch_stats"]`. As in torch, the running variance is the unbiased one.
     """
 
     scale_init: float = 1.0
     epsilon: float = 1e-5
     momentum: float = 0.9
+    relu: bool = False
     dtype: DTypeLike = jnp.float32
 
     @nn.compact
-    def __call__(self, x: Float[Array, "b *rest d"], *, train: bool = False) -> Float[Array, "b *rest d"]:
+    def __call__(
+        self, x: Float[Array, "b *rest d"], more: Float[Array, "b *rest d"] | None = None, *, train: bool = False
+    ) -> Float[Array, "b *rest d"]:
         channels = x.shape[-1:]
         running_mean = self.variable("batch_stats", "mean", jnp.zeros, channels)
         running_var = self.variable("batch_stats", "var", jnp.ones, channels)
         scale = self.param("scale", nn.initializers.constant(self.scale_init), channels)
         bias = self.param("bias", nn.initializers.zeros, channels)
-        y = x.astype(at_least_float32(x.dtype)).reshape(-1, x.shape[-1])
+        rows = x.reshape(-1, x.shape[-1])
+        added = None if more is None else more.reshape(rows.shape)
         if train:
-            y, mean, var = normalise_columns(y, scale, bias, self.epsilon)
+            y, mean, var = batch_norm(rows, scale, bias, added, self.epsilon, self.dtype, relu=self.relu)
             if not self.is_initializing():
                 kept, unbiased = self.momentum, var * (len(y) / max(len(y) - 1, 1))
                 running_mean.value = kept * running_mean.value + (1 - kept) * mean.astype(jnp.float32)
                 running_var.value = kept * running_var.value + (1 - kept) * unbiased.astype(jnp.float32)
         else:
             factor = scale * jax.lax.rsqrt(running_var.value + self.epsilon)
+            y = rows.astype(at_least_float32(x.dtype))
             y = (y - running_mean.value[None].astype(y.dtype)) * factor[None].astype(y.dtype)
             y = y + bias[None].astype(y.dtype)
+            y = y if added is None else y + added.astype(y.dtype)
+            y = jax.nn.relu(y) if self.relu else y
         return y.reshape(x.shape).astype(self.dtype)

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
-from smallvit.layers.basic import Dense
+from smallvit.layers.basic import Dense, normal_or_xavier
 from smallvit.layers.pool import Pool, check_pool, pool_tokens
 from smallvit.ops.size import Images
 
@@ -15,6 +15,7 @@ class Classifier(nn.Module, kw_only=True):
 
     num_classes: int
     pool: Pool = "mean"
+    head_std: float | None = 0.02  # of the head, at first: small, so that all classes are as likely; None is Xavier's
     dtype: DTypeLike = jnp.float32  # of the computation; parameters stay float32
 
     def setup(self) -> None:
@@ -26,8 +27,7 @@ class Classifier(nn.Module, kw_only=True):
         self.head = self.make_head() if self.num_classes else None
 
     def make_head(self) -> nn.Module:
-        # Small at first: all classes are about as likely.
-        return Dense(self.num_classes, dtype=self.dtype, kernel_init=nn.initializers.normal(0.02))
+        return Dense(self.num_classes, dtype=self.dtype, kernel_init=normal_or_xavier(self.head_std))
 
     def __call__(self, image: Images, *, train: bool = False) -> Float[Array, "b k"]:
         x = self.pooled(self.read(image, train=train), train=train)

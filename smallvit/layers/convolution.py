@@ -41,17 +41,20 @@ class Conv(nn.Module):
 
 
 class ConvNorm(nn.Module):
-    """A convolution without bias, then a BatchNorm."""
+    """A convolution without bias, then a BatchNorm; `more` is added behind it, then comes the ReLU if there is one."""
 
     features: int
     kernel_size: Size
     stride: Size = 1
     padding: Size = 0
     depthwise: bool = False
+    relu: bool = False
     dtype: DTypeLike = jnp.float32
 
     @nn.compact
-    def __call__(self, x: Float[Array, "b h w c"], *, train: bool = False) -> Float[Array, "b i j k"]:
+    def __call__(
+        self, x: Float[Array, "b h w c"], more: Float[Array, "b i j k"] | None = None, *, train: bool = False
+    ) -> Float[Array, "b i j k"]:
         x = Conv(
             self.features,
             self.kernel_size,
@@ -62,4 +65,4 @@ class ConvNorm(nn.Module):
             dtype=self.dtype,
             name="conv",
         )(x)
-        return BatchNorm(dtype=self.dtype, name="norm")(x, train=train)
+        return BatchNorm(relu=self.relu, dtype=self.dtype, name="norm")(x, more, train=train)

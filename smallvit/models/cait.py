@@ -41,7 +41,7 @@ class CaiT(Classifier, kw_only=True):
     patch_size: Size
     dim: int
     depth: int
-    cls_depth: int = 2  # of the layers in which only the class token reads; nothing is dropped there
+    cls_depth: int = 2  # of the layers in which only the class token reads; dropout is not for them
     heads: int
     mlp_dim: int
     pool: Pool = "cls"
@@ -49,10 +49,12 @@ class CaiT(Classifier, kw_only=True):
     dropout: float = 0.0
     emb_dropout: float = 0.0
     drop_path: float = 0.0  # the same rate in every layer of the patches
+    cls_drop_path: bool = False  # and in those of the class token
     layer_dropout: float = 0.0  # the chance that a layer of the patches is left out for the whole batch
     qkv_bias: bool = True
     layer_scale: float | None = None  # at first; None is 0.1 up to the 18th layer, 1e-5 up to the 24th, then 1e-6
     mix_bias: bool = True
+    mix_std: float | None = None  # of the mix of the heads, at first; None is Xavier's
     mix_class: bool = False  # the heads of the class token's attention talk too
     norm_eps: float = 1e-6
     token_std: float = 0.02  # of the class token and the positions, at first
@@ -73,7 +75,7 @@ class CaiT(Classifier, kw_only=True):
         dense = partial(Dense, dtype=self.dtype)
         attention = partial(Attention, heads=self.heads, dim_head=self.dim_head, qkv_bias=self.qkv_bias, dense=dense)
         attend = partial(Attend, lsa=self.lsa)
-        mix = partial(HeadMix, use_bias=self.mix_bias)
+        mix = partial(HeadMix, use_bias=self.mix_bias, std=self.mix_std)
         talk = partial(attend, pre=mix, post=mix)
         block = partial(
             Block,
@@ -87,6 +89,7 @@ class CaiT(Classifier, kw_only=True):
             partial(attention, attend=talk if self.mix_class else attend),
             partial(MLP, self.mlp_dim, dense=dense),
             norm,
+            drop_path=self.drop_path if self.cls_drop_path else 0.0,
         )
 
         x = patch_embed(
@@ -139,6 +142,9 @@ register(
         mix_bias=False,
         mix_class=True,
         norm_eps=1e-5,
+        cls_drop_path=True,
         token_std=1.0,
+        mix_std=1.0,
+        head_std=None,
     ),
 )

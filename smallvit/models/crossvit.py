@@ -20,6 +20,7 @@ from smallvit.layers import (
     LSAOption,
     Pool,
     PositionEmbed,
+    normal_or_xavier,
     patch_embed,
 )
 from smallvit.ops import (
@@ -65,7 +66,8 @@ class CrossViT(Classifier, kw_only=True):
     lsa: LSAOption = False
 
     def make_head(self) -> nn.Module:
-        return MeanOfHeads(self.num_classes, self.sm_dim, partial(Dense, dtype=self.dtype))
+        dense = partial(Dense, dtype=self.dtype, kernel_init=normal_or_xavier(self.head_std))
+        return MeanOfHeads(self.num_classes, self.sm_dim, dense)
 
     @nn.compact
     def features(self, image: Images, *, train: bool = False) -> Float[Array, "b 1 d"]:

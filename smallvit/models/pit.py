@@ -54,6 +54,7 @@ class PiT(SequenceClassifier, kw_only=True):
     qkv_bias: bool = True
     class_position: bool = False  # the class token has a position too
     pool_dense: bool = False  # a Dense behind the convolution that pools
+    pool_xavier: bool = False  # that convolution is Xavier's at first, which is small: it counts the channels of all
     norm_eps: float = 1e-6
     token_std: float = 0.02  # of the class token and the positions, at first
     spt: SPTOption = False
@@ -122,7 +123,7 @@ class PiT(SequenceClassifier, kw_only=True):
         if self.spt and self.spt_pool:
             norm = partial(LayerNorm, dtype=self.dtype)
             return SPTPool(dim, grid, self.spt, dense=dense, norm=norm, name=name)
-        return ConvPool(dim, grid, dense, self.pool_dense, name=name)
+        return ConvPool(dim, grid, dense, self.pool_dense, self.pool_xavier, name=name)
 
 
 class ConvPool(nn.Module):
@@ -132,13 +133,16 @@ class ConvPool(nn.Module):
     grid: tuple[int, int]
     dense: Factory = Dense
     project: bool = False
+    xavier: bool = False
 
     @nn.compact
     def __call__(self, x: Float[Array, "b n d"]) -> Float[Array, "b m k"]:
         h, w = self.grid
         prefix = x.shape[1] - h * w
         tokens = rearrange(x[:, prefix:], "b (h w) d -> b h w d", h=h)
-        tokens = Conv(self.dim, 3, 2, padding=1, depthwise=True, dtype=x.dtype, name="conv")(tokens)
+        init = nn.initializers.xavier_normal() if self.xavier else Conv.kernel_init
+        conv = Conv(self.dim, 3, 2, padding=1, depthwise=True, dtype=x.dtype, kernel_init=init, name="conv")
+        tokens = conv(tokens)
         tokens = rearrange(tokens, "b h w d -> b (h w) d")
         if self.project:
             tokens = self.dense(self.dim, name="dense")(tokens)
@@ -165,7 +169,9 @@ register(
         qkv_bias=False,
         class_position=True,
         pool_dense=True,
+        pool_xavier=True,
         norm_eps=1e-5,
         token_std=1.0,
+        head_std=None,
     ),
 )

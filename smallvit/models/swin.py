@@ -54,10 +54,14 @@ class Swin(Classifier, kw_only=True):
     positions: bool = False  # learned absolute positions beside the relative bias
     qkv_bias: bool = True
     norm_eps: float = 1e-5
+    uniform: bool = False  # products are uniform at first, biases too, as torch has them
     spt: SPTOption = False
     spt_shift: Size | None = None  # of the first embedding
     spt_pool: bool = True  # with SPT, it also merges the patches between stages
     lsa: LSAOption = False
+
+    def make_head(self) -> nn.Module:
+        return Dense(self.num_classes, dtype=self.dtype, uniform=True) if self.uniform else super().make_head()
 
     @nn.compact
     def features(self, image: Images, *, train: bool = False) -> Float[Array, "b n d"]:
@@ -65,7 +69,7 @@ class Swin(Classifier, kw_only=True):
         if len(self.depth) != len(self.heads):
             raise ValueError(f"depth={self.depth} and heads={self.heads}: give one number a stage in both")
         norm = partial(LayerNorm, epsilon=self.norm_eps, dtype=self.dtype)
-        dense = partial(Dense, dtype=self.dtype)
+        dense = partial(Dense, dtype=self.dtype, uniform=self.uniform)
         spt_norm = partial(LayerNorm, dtype=self.dtype)
         rates = iter(ramp(self.drop_path, sum(self.depth)))
 
@@ -139,5 +143,6 @@ register(
         mlp_ratio=2.0,
         drop_path=0.1,
         positions=True,
+        uniform=True,
     ),
 )

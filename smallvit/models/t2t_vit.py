@@ -24,6 +24,7 @@ from smallvit.layers import (
     LSAOption,
     Pool,
     SequenceClassifier,
+    normal_or_xavier,
 )
 from smallvit.ops import (
     Images,
@@ -54,6 +55,7 @@ class T2TViT(SequenceClassifier, kw_only=True):
     qkv_bias: bool = False
     norm_eps: float = 1e-5
     token_std: float = 0.02  # of the class token, at first
+    kernel_std: float | None = None  # of all products but the head, at first; None is Xavier's
     spt: SPTOption = False  # shifted copies in front of the first soft split
     spt_shift: Size | None = None  # None is half its stride
     lsa: LSAOption = False
@@ -64,7 +66,7 @@ class T2TViT(SequenceClassifier, kw_only=True):
         if not self.t2t_layers:
             raise ValueError("t2t_layers is empty: give a (kernel, stride) for each soft split, at least one")
         norm = partial(LayerNorm, epsilon=self.norm_eps, dtype=self.dtype)
-        dense = partial(Dense, dtype=self.dtype)
+        dense = partial(Dense, dtype=self.dtype, kernel_init=normal_or_xavier(self.kernel_std))
         attend = partial(Attend, lsa=self.lsa)
         attention = partial(
             Attention,
@@ -158,5 +160,14 @@ register(
     t2t_vit_7=dict(image_size=224, dim=256, depth=7, heads=4, mlp_dim=512),
     t2t_vit_14=dict(image_size=224, dim=384, depth=14, heads=6, mlp_dim=1152),
     # The model of https://arxiv.org/abs/2112.13492 for 32 and 64 pixels, less a LayerNorm of 576 that it never reads.
-    t2t_small_data=dict(image_size=32, t2t_layers=_down_to_8, dim=256, depth=12, heads=4, mlp_dim=512, drop_path=0.1),
+    t2t_small_data=dict(
+        image_size=32,
+        t2t_layers=_down_to_8,
+        dim=256,
+        depth=12,
+        heads=4,
+        mlp_dim=512,
+        drop_path=0.1,
+        kernel_std=0.02,
+    ),
 )

@@ -147,6 +147,7 @@ register(
         qkv_bias=False,
         norm_eps=1e-5,
         token_std=1.0,
+        head_std=None,
     ),
     # For minutes on a CPU: few, large patches, which SPT lets see past their borders.
     vit_tiny_data=dict(

@@ -3,7 +3,7 @@
 from smallvit.ops.attention import attend
 from smallvit.ops.conv import convolve, plain_convolutions, unfold
 from smallvit.ops.dense import align, at_least_float32, exact_gelu, multiply
-from smallvit.ops.norm import layer_norm, normalise_columns
+from smallvit.ops.norm import batch_norm, layer_norm
 from smallvit.ops.patches import SPTOption, patchify, shift_image, shifted_copies, spt_directions
 from smallvit.ops.positions import sincos_2d
 from smallvit.ops.remat import recompute
@@ -17,13 +17,13 @@ __all__ = [
     "align",
     "at_least_float32",
     "attend",
+    "batch_norm",
     "check_image",
     "convolve",
     "exact_gelu",
     "grid_size",
     "layer_norm",
     "multiply",
-    "normalise_columns",
     "pair",
     "patch_of",
     "patchify",

@@ -46,6 +46,24 @@ def _normalise_backward(saved: tuple, dy: Array) -> tuple[Array, Array, Array, N
 normalise.defvjp(_normalise_forward, _normalise_backward)
 
 
+def batch_norm(
+    x: Float[Array, "n d"],
+    scale: Float[Array, " d"],
+    bias: Float[Array, " d"],
+    more: Float[Array, "n d"] | None,
+    epsilon: float,
+    dtype: DTypeLike,
+    *,
+    relu: bool,
+) -> tuple[Float[Array, "n d"], Float[Array, " d"], Float[Array, " d"]]:
+    """Columns normalised, in float32 at least, plus `more`, through a ReLU if wanted; their means and variances."""
+    if x.dtype == dtype and kernels.takes_rows(x):
+        return kernels.batch_norm(x, scale, bias, more, epsilon, relu)
+    y, mean, var = normalise_columns(x.astype(at_least_float32(x.dtype)), scale, bias, epsilon)
+    y = y if more is None else y + more.astype(y.dtype)
+    return (jax.nn.relu(y) if relu else y).astype(dtype), mean, var
+
+
 @jax.custom_vjp
 def normalise_columns(
     x: Float[Array, "n d"], scale: Float[Array, " d"], bias: Float[Array, " d"], epsilon: float | Array

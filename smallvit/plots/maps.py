@@ -85,7 +85,7 @@ def heads(
     figure = Figure(figsize=(columns * (width + 0.08) + 0.2, sum(rows) * (height + 0.22) + 0.3 * len(maps)))
     parts = figure.subfigures(len(maps), 1, squeeze=False, height_ratios=[n * (height + 0.22) + 0.3 for n in rows])
     for part, lines, image, each, title in zip(parts[:, 0], rows, images, maps, titles, strict=True):
-        part.suptitle(title, x=0.012, ha="left", fontsize=10, fontweight="bold")
+        part.suptitle(short(title, 100), x=0.012, ha="left", fontsize=10, fontweight="bold")
         axes = list(part.subplots(lines, columns, squeeze=False).flat)
         for place in axes[1 + len(each) :]:
             place.set_axis_off()

@@ -10,6 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from smallvit.common.files import write_safely
+from smallvit.common.text import shown
 
 INK, MUTED, FAINT = "#1f2933", "#66727f", "#e4e8ec"
 TRAIN, VAL, WRONG = "#8a97a6", "#1f6feb", "#c8402f"
@@ -88,5 +89,5 @@ def show(axes: Axes, image: np.ndarray) -> None:
 
 def short(text: str, width: int) -> str:
     """A text on one line, shortened to a maximum length."""
-    text = " ".join(text.split())
+    text = shown(" ".join(text.split()))
     return text if len(text) <= width else text[: width - 1].rstrip() + "…"

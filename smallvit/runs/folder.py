@@ -5,7 +5,9 @@ import fcntl
 import io
 import platform
 import shlex
+import shutil
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, version
@@ -13,10 +15,12 @@ from itertools import chain, count
 from pathlib import Path
 from typing import Any
 
-from smallvit.common.files import read_json, write_bytes, write_json
+from smallvit.common.files import fitting, read_json, sync_folder, temporary_name, write_bytes, write_json
+from smallvit.common.text import shown
 
 CONFIG, PLAN, RESULT, METRICS = "config.json", "plan.json", "result.json", "metrics.csv"
 MODEL, CHECKPOINTS, LOG, REPORT = "model", "checkpoints", "log.txt", "report.html"
+DAY = 86_400
 CACHE = ".cache"  # of decoded images, beside the run folders
 
 
@@ -28,26 +32,39 @@ def run_folder(path: str | Path) -> Path:
 
 def check_name(runs: Path, name: str | None) -> None:
     """Raises if the folder exists: nothing is ever written into an existing folder."""
-    if name and (runs / name).exists():
+    try:
+        str(runs / (name or "")).encode()
+    except UnicodeEncodeError:
+        raise ValueError(f"{runs / (name or '')} is not UTF-8, as checkpoints need: choose another folder") from None
+    if name and (runs / name).exists() and not _is_empty(runs / name):
         raise ValueError(f"{runs / name} exists: choose another --name, or resume it with --resume {runs / name}")
 
 
 def create_run(runs: Path, name: str | None, default: str, config: dict[str, Any]) -> Path:
     """Creates a folder with the configuration: `name`, or the first free one of default, default-2, ..."""
     check_name(runs, name)
+    default = fitting(shown(default).replace("\N{REPLACEMENT CHARACTER}", "_"), 200)
     names = chain([default], (f"{default}-{i}" for i in count(2)))
     free = name or next(each for each in names if not (runs / each).exists())
+    started_by = Path(sys.argv[0]).name in ("smallvit", "__main__.py", "cli.py")
+    command = shlex.join(["smallvit", *sys.argv[1:]]) if started_by else None
+    for left in runs.glob(".*.tmp"):  # by processes that were killed here
+        if time.time() - left.stat().st_mtime > DAY:
+            shutil.rmtree(left, ignore_errors=True)
+    making = temporary_name(runs / free)
     try:
-        (runs / free).mkdir(parents=True)
+        making.mkdir(parents=True)
+        write_json(making / CONFIG, {"command": command, "config": config, "versions": versions()})
+        making.rename(runs / free)  # as a whole: a run folder without its configuration would be in everybody's way
+        sync_folder(runs)
     except OSError as error:
+        shutil.rmtree(making, ignore_errors=True)
         raise ValueError(f"cannot create {runs / free}: {error.strerror}") from None
-    command = (
-        shlex.join(["smallvit", *sys.argv[1:]])
-        if Path(sys.argv[0]).name in ("smallvit", "__main__.py", "cli.py")
-        else None
-    )
-    write_json(runs / free / CONFIG, {"command": command, "config": config, "versions": versions()})
     return runs / free
+
+
+def _is_empty(folder: Path) -> bool:
+    return folder.is_dir() and not any(folder.iterdir())
 
 
 def open_run(folder: Path) -> dict[str, Any]:
@@ -69,6 +86,8 @@ def locked(folder: Path) -> Iterator[None]:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise ValueError(f"{folder} is in use by another process: wait until it ends") from None
+        for left in chain(folder.glob(".*.tmp"), (folder / MODEL).glob(".*.tmp")):  # by a process that was killed
+            left.unlink(missing_ok=True)
         yield
 
 

@@ -11,7 +11,7 @@ import numpy as np
 from jaxtyping import Array, Float, PyTree, UInt8
 
 from smallvit.data import Preprocess, find_images
-from smallvit.data.decoding import Source, decode
+from smallvit.data.decoding import FORMATS, Source, decode
 from smallvit.layers import Classifier
 from smallvit.runs.answers import Images, Prediction, Unreadable, top_classes
 from smallvit.runs.saved import Saved, from_pretrained
@@ -35,11 +35,11 @@ class Predictor:
         self.largest = largest
         self._predict = jax.jit(make_predict(self.saved.model, self.saved.preprocess))
 
-    def decode(self, source: str | Source) -> UInt8[np.ndarray, "H W c"]:
+    def decode(self, source: str | Source, formats: Sequence[str] = FORMATS) -> UInt8[np.ndarray, "H W c"]:
         """An image file, or its bytes, at the model's size; a ValueError if it cannot be read."""
         preprocess = self.saved.preprocess
         source = Path(source) if isinstance(source, str) else source
-        return decode(source, preprocess.size, preprocess.channels, preprocess.fit)
+        return decode(source, preprocess.size, preprocess.channels, preprocess.fit, formats)
 
     def __call__(self, images: UInt8[np.ndarray, "n H W c"]) -> Float[np.ndarray, "n k"]:
         """The probability of each class."""

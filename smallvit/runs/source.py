@@ -1,6 +1,7 @@
 """The data that a run was trained on, and the images held out from it."""
 
 import hashlib
+import json
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -67,8 +68,13 @@ def own_images(run: str | Path, saved: Saved) -> HeldOut:
 
 
 def data_digest(data: Dataset) -> str:
-    """A hash of the labels and a sample of the images, to notice that the data has changed."""
-    rows = np.unique(np.linspace(0, len(data.train) - 1, 64).astype(np.int64))
-    digest = hashlib.sha256(data.train.labels.tobytes())
-    digest.update(np.ascontiguousarray(data.train.images[rows]).tobytes())
+    """A hash of everything that a run sees of its data: all images and labels, class names, preprocessing."""
+    digest = hashlib.sha256(json.dumps([data.classes, data.preprocess.to_json()]).encode())
+    for part, split in (("train", data.train), ("val", data.val), ("test", data.test)):
+        if split is None:
+            continue
+        digest.update(f"{part} {split.images.shape}".encode())
+        digest.update(split.labels.astype("<i4").tobytes())
+        for start in range(0, len(split), 1024):  # they may be memory-mapped, and more than memory holds
+            digest.update(np.ascontiguousarray(split.images[start : start + 1024]).data)
     return digest.hexdigest()

@@ -2,10 +2,9 @@
 
 import asyncio
 import base64
-import io
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, contextmanager
 from hashlib import sha256
 from importlib.resources import files
 from time import perf_counter
@@ -22,19 +21,37 @@ from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from smallvit.data.decoding import header
+from smallvit.common.text import shown
+from smallvit.data.decoding import Bounded, header
 from smallvit.runs.prediction import Predictor
-from smallvit.serving.batching import Batcher
+from smallvit.serving.batching import Batcher, Budget
 from smallvit.serving.examples import Example, png
+from smallvit.serving.guard import Guard
 from smallvit.serving.limits import Limits, Refused
 from smallvit.serving.maps import Maps, explain
+from smallvit.serving.metrics import Metrics
 from smallvit.serving.openapi import describe
+
+KINDS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF")  # the usual ones: each further parser is one more to trust
+BYTES = 16  # of memory that a pixel takes while it is decoded, at most: four of colour and opacity, in copies
+JPEG_BYTES = 8  # they are shrunk on the way, but progressive ones hold all their coefficients
 
 PAGE = (files("smallvit.serving") / "page.html").read_text()
 
 
-def make_app(predictor: Predictor, limits: Limits | None = None, examples: Sequence[Example] = ()) -> Starlette:
-    """An ASGI application; it compiles the model when it starts, before the first request."""
+def make_app(
+    predictor: Predictor,
+    limits: Limits | None = None,
+    examples: Sequence[Example] = (),
+    *,
+    hosts: Collection[str] | None = None,
+    token: str | None = None,
+) -> Starlette:
+    """An ASGI application; it compiles the model when it starts, before the first request.
+
+    `hosts` are the names that it may be asked by, None means any; without the `token`, if there is one, it answers
+    nobody.
+    """
     service = _Service(predictor, limits or Limits(), list(examples))
     routes = [
         Route("/", service.page),
@@ -42,14 +59,25 @@ def make_app(predictor: Predictor, limits: Limits | None = None, examples: Seque
         Route("/explain", service.explain, methods=["POST"]),
         Route("/model", service.model),
         Route("/health", service.health),
+        Route("/live", service.live),
+        Route("/ready", service.health),
+        Route("/metrics", service.show_metrics),
         Route("/examples", service.list_examples),
-        Route("/examples/{number:int}", service.example),
+        Route("/examples/{number}", service.example),
         Route("/openapi.json", service.openapi),
     ]
     app = Starlette(
         routes=routes,
         lifespan=service.lifespan,
         exception_handlers={Refused: _refused, HTTPException: _http_error, ClientDisconnect: _gone, 500: _failed},
+    )
+    app.add_middleware(
+        Guard,
+        metrics=service.metrics,
+        paths=[route.path for route in routes if "{" not in route.path],
+        draining=lambda: service.draining,
+        hosts=hosts,
+        token=token,
     )
     app.add_middleware(_SecurityHeaders)
     app.state.service = service
@@ -64,10 +92,15 @@ class _Upload(NamedTuple):
 class _Service:
     def __init__(self, predictor: Predictor, limits: Limits, examples: list[Example]) -> None:
         self.predictor, self.limits, self.examples = predictor, limits, examples
+        self.names = [shown(name) for name in predictor.saved.classes]
+        self.metrics, self.draining = Metrics(), False
         self.held = 0  # bytes of all uploads
         # One thread computes: two would only share the same cores.
         self.computing = ThreadPoolExecutor(1, thread_name_prefix="compute")
         self.decoding = ThreadPoolExecutor(limits.decoders, thread_name_prefix="decode")
+        self.decoding_large = ThreadPoolExecutor(1, thread_name_prefix="decode-large")
+        self.budget = Budget(limits.decoding)
+        self.large = 0  # images that wait for that thread, or are in it
 
     @asynccontextmanager
     async def lifespan(self, app: Starlette) -> AsyncIterator[None]:
@@ -80,7 +113,7 @@ class _Service:
         for worker in workers:
             worker.cancel()
         await asyncio.gather(*workers, return_exceptions=True)
-        for pool in (self.computing, self.decoding):
+        for pool in (self.computing, self.decoding, self.decoding_large):
             pool.shutdown(wait=False, cancel_futures=True)
 
     def _warm_up(self) -> None:
@@ -98,14 +131,25 @@ class _Service:
     async def openapi(self, request: Request) -> Response:
         return JSONResponse(describe(self.limits))
 
+    async def live(self, request: Request) -> Response:
+        """That the process works; whether it should be asked is another question."""
+        return JSONResponse({"status": "ok"})
+
+    async def show_metrics(self, request: Request) -> Response:
+        gauges = dict(waiting_images=self.classes.taken, waiting_maps=self.maps.taken, upload_bytes=self.held)
+        text = self.metrics.text(self.classes.sizes, **gauges, decoding_bytes=self.budget.taken)
+        return Response(text, media_type="text/plain; version=0.0.4")
+
     async def health(self, request: Request) -> Response:
+        full = self.classes.taken >= self.limits.queue
         return JSONResponse(
-            {
-                "status": "ok",
+            status_code=503 if self.draining or full else 200,
+            content={
+                "status": "ending" if self.draining else "full" if full else "ok",
                 "waiting": self.classes.taken + self.maps.taken,
                 "images": self.classes.images,
                 "batches": self.classes.batches,
-            }
+            },
         )
 
     async def model(self, request: Request) -> Response:
@@ -113,7 +157,7 @@ class _Service:
         return JSONResponse(
             {
                 "name": saved.spec.name,
-                "classes": list(saved.classes),
+                "classes": self.names,
                 "preprocess": saved.preprocess.to_json(),
                 "limits": vars(self.limits),
             }
@@ -124,9 +168,9 @@ class _Service:
 
     async def example(self, request: Request) -> Response:
         number = request.path_params["number"]
-        if number >= len(self.examples):
-            raise Refused(404, f"there is no example {number}: GET /examples lists them")
-        _, kind, content = self.examples[number]
+        if not (number.isascii() and number.isdecimal() and len(number) < 10 and int(number) < len(self.examples)):
+            raise Refused(404, f"there is no example {number[:40]}: GET /examples lists them")
+        _, kind, content = self.examples[int(number)]
         return Response(content, media_type=f"image/{kind}")
 
     async def predict(self, request: Request) -> Response:
@@ -134,7 +178,7 @@ class _Service:
 
         def answer(image: UInt8[np.ndarray, "H W c"], probabilities: np.ndarray) -> dict[str, Any]:
             order = np.argsort(-probabilities, kind="stable")[:top]
-            classes = self.predictor.saved.classes
+            classes = self.names
             return {"classes": [{"class": classes[i], "probability": float(probabilities[i])} for i in order]}
 
         return await self._answer(request, self.classes, self.limits.images, answer)
@@ -171,7 +215,7 @@ class _Service:
 
         async def one(upload: _Upload) -> dict[str, Any]:
             start = perf_counter()
-            image = await asyncio.get_running_loop().run_in_executor(self.decoding, self._decode, upload)
+            image = await self._decoded(upload)
             result = answer(image, await batcher(image))
             return {"name": upload.name, **result, "milliseconds": round((perf_counter() - start) * 1000, 2)}
 
@@ -211,7 +255,7 @@ class _Service:
             raise Refused(400, f"the form cannot be read: {error.message}") from None
         try:
             uploads = [
-                _Upload((value.filename or "image")[:200], await value.read())
+                _Upload(shown(value.filename or "image")[:200], await value.read())
                 for _, value in form.multi_items()
                 if isinstance(value, UploadFile)
             ]
@@ -221,15 +265,33 @@ class _Service:
             raise Refused(422, "the form has no file: send one, as curl -F image=@photo.jpg does")
         return uploads
 
-    def _decode(self, upload: _Upload) -> UInt8[np.ndarray, "H W c"]:
+    async def _decoded(self, upload: _Upload) -> UInt8[np.ndarray, "H W c"]:
+        """In the thread for its size, and when there is memory for it: no image keeps smaller ones waiting."""
+        loop = asyncio.get_running_loop()
+        pixels = await loop.run_in_executor(self.decoding, self._pixels, upload)
+        needed = pixels * (JPEG_BYTES if upload.content.startswith(b"\xff\xd8") else BYTES)
+        if needed <= self.limits.large:
+            async with self.budget.take(needed):
+                return await loop.run_in_executor(self.decoding, self._decode, upload)
+        if self.large >= self.limits.large_queue:
+            raise Refused(503, f"{self.large} large images wait to be decoded: send smaller ones, or try again later")
+        self.large += 1
         try:
-            height, width, _ = header(io.BytesIO(upload.content))
+            async with self.budget.take(needed):
+                return await loop.run_in_executor(self.decoding_large, self._decode, upload)
+        finally:
+            self.large -= 1
+
+    def _pixels(self, upload: _Upload) -> int:
+        with _readable(upload):
+            height, width, _ = header(Bounded(upload.content), KINDS)
             if height * width > self.limits.pixels:
                 raise ValueError(f"it has {height * width:,} pixels, more than {self.limits.pixels:,}")
-            return self.predictor.decode(io.BytesIO(upload.content))
-        except ValueError as error:
-            reason = str(error).removeprefix("cannot read the image: ")
-            raise Refused(422, f"{upload.name} cannot be read: {reason}") from None
+            return height * width
+
+    def _decode(self, upload: _Upload) -> UInt8[np.ndarray, "H W c"]:
+        with _readable(upload):
+            return self.predictor.decode(Bounded(upload.content), KINDS)
 
     def _too_large(self) -> Refused:
         return Refused(413, f"one request takes at most {self.limits.upload:,} bytes: send fewer or smaller images")
@@ -247,6 +309,17 @@ class _Service:
                 return await work
         except TimeoutError:
             raise Refused(status, f"{what} than {self.limits.seconds:g} seconds: try again with less") from None
+
+
+@contextmanager
+def _readable(upload: _Upload) -> Iterator[None]:
+    try:
+        yield
+    except ValueError as error:
+        reason = str(error).removeprefix("cannot read the image: ")
+        raise Refused(422, f"{upload.name} cannot be read: {reason}") from None
+    except MemoryError:
+        raise Refused(503, "there is no memory for this image now: try again in a moment") from None
 
 
 async def _all(works: Any) -> list[Any]:

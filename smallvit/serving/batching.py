@@ -1,15 +1,16 @@
 """Single images from many requests, computed together."""
 
 import asyncio
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from concurrent.futures import Executor
-from contextlib import contextmanager
+from contextlib import asynccontextmanager, contextmanager
 from typing import Any
 
 import numpy as np
 from jaxtyping import UInt8
 
 from smallvit.serving.limits import Refused
+from smallvit.serving.metrics import SIZES, Histogram
 
 GATHER_SECONDS = 0.002  # how long the first image of a batch waits for company
 
@@ -26,6 +27,7 @@ class Batcher:
         room: int,
     ) -> None:
         self.batches = self.images = 0
+        self.sizes = Histogram(SIZES)
         self.taken = 0  # of the room
         self._compute, self._executor, self._largest, self._room = compute, executor, largest, room
         self._queue: asyncio.Queue[tuple[UInt8[np.ndarray, "H W c"], asyncio.Future[Any]]] = asyncio.Queue()
@@ -67,7 +69,34 @@ class Batcher:
                         answer.set_exception(error)
                 continue
             self.batches += 1
+            self.sizes.add(len(jobs))
             self.images += len(jobs)
             for (_, answer), result in zip(jobs, results, strict=True):
                 if not answer.done():
                     answer.set_result(result)
+
+
+class Budget:
+    """A number of bytes that all share; who asks for more than is left waits for it, in turn."""
+
+    def __init__(self, size: int) -> None:
+        self.size, self.taken = size, 0
+        self._turn = asyncio.Lock()
+        self._returned = asyncio.Event()
+
+    @asynccontextmanager
+    async def take(self, number: int) -> AsyncIterator[None]:
+        number = min(number, self.size)  # what is larger than all has it alone
+        if number > self.size // 16:  # small ones need not queue behind a large one: together they are few
+            async with self._turn:
+                while self.taken + number > self.size:
+                    self._returned.clear()
+                    await self._returned.wait()
+                self.taken += number
+        else:
+            self.taken += number
+        try:
+            yield
+        finally:
+            self.taken -= number
+            self._returned.set()

@@ -8,6 +8,7 @@ from typing import NamedTuple
 import numpy as np
 from PIL import Image
 
+from smallvit.common.text import shown
 from smallvit.data.embedded import FASHION_CLASSES, load_embedded
 from smallvit.runs.prediction import Predictor
 
@@ -40,7 +41,7 @@ def from_folder(folder: Path, predictor: Predictor) -> list[Example]:
             predictor.decode(io.BytesIO(content))
         except (OSError, ValueError):
             continue
-        found.append(Example(path.name, KINDS[path.suffix.lower()], content))
+        found.append(Example(shown(path.name), KINDS[path.suffix.lower()], content))
         if len(found) == MOST:
             break
     if not found:

@@ -27,7 +27,7 @@ def describe(limits: Limits) -> dict[str, Any]:
         "413": f"More than {limits.upload} bytes, or too many images.",
         "415": "Neither a form nor an image.",
         "422": f"No image in it, a broken one, or one of more than {limits.pixels} pixels.",
-        "503": "Too many images wait; Retry-After says when to come back.",
+        "503": "Too many images wait, or the server is ending; Retry-After says when to come back.",
         "504": f"The answer would take longer than {limits.seconds:g} seconds.",
     }
     errors = {status: {"description": text, **_json(_ref("Error"))} for status, text in refusals.items()}
@@ -60,6 +60,19 @@ def describe(limits: Limits) -> dict[str, Any]:
             },
             "/model": {"get": {"summary": "Name, classes, preprocessing, limits", "responses": {"200": _ok("Model")}}},
             "/health": {"get": {"summary": "Whether it works, and how much", "responses": {"200": _ok("Health")}}},
+            "/live": {"get": {"summary": "That the process works", "responses": {"200": {"description": "It does."}}}},
+            "/ready": {
+                "get": {
+                    "summary": "Whether to send requests here",
+                    "responses": {"200": _ok("Health"), "503": {"description": "Not now.", **_json(_ref("Health"))}},
+                }
+            },
+            "/metrics": {
+                "get": {
+                    "summary": "Counts for Prometheus",
+                    "responses": {"200": {"description": "Text, version 0.0.4"}},
+                }
+            },
             "/examples": {"get": {"summary": "Names of images to try", "responses": {"200": _ok("Examples")}}},
             "/examples/{number}": {
                 "get": {
@@ -126,6 +139,6 @@ _SCHEMAS = {
         )
     ),
     "Model": _object(name=_TEXT, classes=_list(_TEXT), preprocess={"type": "object"}, limits={"type": "object"}),
-    "Health": _object(status={"const": "ok"}, waiting=_INTEGER, images=_INTEGER, batches=_INTEGER),
+    "Health": _object(status={"enum": ["ok", "full", "ending"]}, waiting=_INTEGER, images=_INTEGER, batches=_INTEGER),
     "Examples": _object(examples=_list(_TEXT)),
 }

@@ -1,15 +1,23 @@
 """The server process: one socket, one model."""
 
 import socket
+from collections.abc import Collection
 from contextlib import closing, suppress
+from ipaddress import ip_address
 from pathlib import Path
+from secrets import token_urlsafe
+from types import FrameType
+from typing import cast
 
 import numpy as np
 import uvicorn
+from starlette.applications import Starlette
 
 from smallvit.runs.prediction import Predictor
 from smallvit.serving.app import make_app
+from smallvit.serving.connections import limited
 from smallvit.serving.examples import from_embedded, from_folder
+from smallvit.serving.guard import LOOPBACK
 from smallvit.serving.limits import Limits
 
 
@@ -20,11 +28,20 @@ def serve(
     port: int = 8000,
     examples: Path | None = None,
     limits: Limits | None = None,
+    token: str | None = None,
+    hosts: Collection[str] = (),
 ) -> None:
-    """Serves the model of a run or model folder until it is interrupted."""
+    """Serves the model of a run or model folder until it is interrupted.
+
+    On this machine's own address it answers to its usual names and to `hosts`, such as those of a proxy in front of it.
+    On others it answers to any name, and only to those who have the token; without one it makes one.
+    """
+    limits = limits or Limits()
+    local = _is_loopback(host)
+    token = token or (None if local else token_urlsafe(24))
     predictor = Predictor(run)
     shown = from_folder(examples, predictor) if examples is not None else from_embedded(predictor)
-    app = make_app(predictor, limits, shown)
+    app = make_app(predictor, limits, shown, hosts={*LOOPBACK, host, *hosts} if local else None, token=token)
     with closing(_bound(host, port)) as bound:
         _check(predictor, run)
         config = uvicorn.Config(
@@ -34,19 +51,38 @@ def serve(
             server_header=False,
             lifespan="on",
             timeout_graceful_shutdown=5,
+            http=limited(limits),
+            ws="none",
         )
         with suppress(KeyboardInterrupt):  # the usual end of a server
-            _Server(config).run(sockets=[bound])
+            _Server(config, token).run(sockets=[bound])
 
 
 class _Server(uvicorn.Server):
+    def __init__(self, config: uvicorn.Config, token: str | None) -> None:
+        super().__init__(config)
+        self.token = token
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        cast(Starlette, self.config.app).state.service.draining = True
+        super().handle_exit(sig, frame)
+
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         assert sockets is not None
         print("compiling the model ...", flush=True)
         await super().startup(sockets)
         if self.started:
             host, port = sockets[0].getsockname()[:2]
-            print(f"http://{f'[{host}]' if ':' in host else host}:{port} is ready; Ctrl-C ends it", flush=True)
+            address = f"http://{f'[{host}]' if ':' in host else host}:{port}"
+            address += f"/?token={self.token}" if self.token else ""
+            print(f"{address} is ready; Ctrl-C ends it", flush=True)
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host.lower() == "localhost"
 
 
 def _check(predictor: Predictor, run: str | Path) -> None:

@@ -14,6 +14,7 @@ from smallvit.common.files import read_json, write_bytes, write_json
 from smallvit.count import multiply_adds
 from smallvit.ops import pair
 from smallvit.registry import create_model
+from smallvit.runs.folder import CONFIG as RUN_CONFIG
 from smallvit.runs.folder import RESULT
 from smallvit.runs.saved import from_pretrained
 from smallvit.training.config import CompareConfig, RunOptions, TrainConfig
@@ -104,7 +105,7 @@ def _claim(config: CompareConfig) -> None:
     if (config.out / CONFIG).exists():
         if read_json(config.out / CONFIG) != asked:
             raise ValueError(f"{config.out} holds another comparison: choose another --out")
-    elif config.out.exists() and any(config.out.iterdir()):
+    elif config.out.exists() and any(not path.name.endswith(".tmp") for path in config.out.iterdir()):
         raise ValueError(f"{config.out} is not empty and holds no comparison: choose another --out")
     else:
         write_json(config.out / CONFIG, asked)
@@ -116,7 +117,8 @@ def _run(config: TrainConfig) -> dict[str, Any]:
     folder = config.run.runs / config.run.name
     if (folder / RESULT).exists():
         return read_json(folder / RESULT)
-    return train(TrainConfig(resume=folder, machine=config.machine) if folder.exists() else config)
+    begun = (folder / RUN_CONFIG).exists()
+    return train(TrainConfig(resume=folder, machine=config.machine) if begun else config)
 
 
 def _table(out: Path, rows: dict[Variant, list[dict[str, Any]]]) -> list[dict[str, Any]]:

@@ -4,16 +4,24 @@ import json
 from collections.abc import Mapping
 from dataclasses import MISSING, Field, asdict, dataclass, field, fields, replace
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, Protocol, TypeVar, get_args, get_origin, get_type_hints, runtime_checkable
 
 import tyro
 
+from smallvit.augment.spec import AutoAugment, Fill, Policy
 from smallvit.catalogue import catalogue
 from smallvit.common.words import did_you_mean
 from smallvit.training.recipe import RECIPES, Recipe
 
 DEFAULT_MINUTES = 5.0
-SHORT = {"lr": "learning_rate", "wd": "weight_decay"}  # names accepted as well
+SHORT = {  # names accepted as well
+    "lr": "learning_rate",
+    "wd": "weight_decay",
+    "scale": "resized_crop",
+    "color_jitter": "colour",
+    "reprob": "erasing",
+    "smoothing": "label_smoothing",
+}
 PLANNED = ("policy", "mixup", "cutmix", "erasing")  # by the plan of a run, with the recipe `default`
 
 
@@ -27,15 +35,20 @@ def _of_recipe(name: str, metavar: str | None) -> Any:
     values = {}
     for recipe, each in RECIPES.items():
         value = getattr(each, name) if hasattr(each, name) else getattr(each.augment, name)
-        shown = (
-            ("on" if value else "off") if isinstance(value, bool) else f"{value:g}" if value != str(value) else value
-        )
-        values[recipe] = "by the epochs that fit" if recipe == "default" and name in PLANNED else shown
+        values[recipe] = "by the epochs that fit" if recipe == "default" and name in PLANNED else _in_words(value)
     same = len({*values.values()}) == 1
     hint = values["default"] if same else ", ".join(f"{recipe} {value}" for recipe, value in values.items())
     hint = f"({'default' if same else 'by recipe'}: {hint})"
-    aliases = [f"--{short}" for short, long in SHORT.items() if long == name]
+    aliases = [f"--{short.replace('_', '-')}" for short, long in SHORT.items() if long == name]
     return tyro.conf.arg(metavar=metavar, aliases=aliases, help_behavior_hint=hint)
+
+
+def _in_words(value: bool | float | str | tuple[float, float] | None) -> str:
+    if value is None or isinstance(value, bool):
+        return "on" if value else "off"
+    if isinstance(value, str):
+        return "AutoAugment for the data set" if value in get_args(AutoAugment) else value
+    return " ".join(f"{each:g}" for each in (value if isinstance(value, tuple) else (value,)))
 
 
 # Options that need not be given.
@@ -47,13 +60,12 @@ Sides = Annotated[int | tuple[int, int] | None, _optional("INT [INT]")]
 Fields = Annotated[tuple[str, ...], _optional("NAME=VALUE ...")]
 Data = Annotated[str | None, tyro.conf.Positional, _optional("DATA")]
 Switch = tyro.conf.DisallowNone[bool | None]  # --flip, --no-flip, or neither
-Policy = Literal["none", "randaugment", "cifar10", "svhn", "imagenet"]
 Device = Annotated[Literal["cpu", "gpu", "tpu"] | None, _optional("cpu|gpu|tpu", "the fastest that jax finds")]
 
 
 @dataclass(frozen=True)
 class RecipeOptions:
-    """Each replaces a part of the recipe."""
+    """Each replaces a part of the recipe: a field of `Recipe` or of `Augment`."""
 
     batch_size: Annotated[int | None, _of_recipe("batch_size", "INT")] = None
     """Images per step."""
@@ -72,17 +84,35 @@ class RecipeOptions:
     balance: Annotated[Switch, _of_recipe("balance", None)] = None
     """Weight the classes so that each counts the same."""
     flip: Annotated[Switch, _of_recipe("flip", None)] = None
-    """Random horizontal flips; turn them off where left and right matter."""
+    """Random horizontal flips, except for `mnist` and `svhn`; turn them off where left and right matter."""
+    crop_padding: Annotated[float | None, _of_recipe("crop_padding", "FLOAT")] = None
+    """Padding before a random crop, in pixels, or as a fraction of the side if below 1."""
+    resized_crop: Annotated[tuple[float, float] | None, _of_recipe("resized_crop", "LOW HIGH")] = None
+    """Random resized crop: smallest and largest fraction of the image's area, as in 0.5 1."""
+    rotation: Annotated[float | None, _of_recipe("rotation", "FLOAT")] = None
+    """Maximum random rotation, as a fraction of a full turn."""
+    zoom: Annotated[float | None, _of_recipe("zoom", "FLOAT")] = None
+    """Maximum random zoom in or out, as a fraction of the side."""
     policy: Annotated[Policy | None, _of_recipe("policy", "|".join(get_args(Policy)))] = None
     """RandAugment, or one of the AutoAugment policies."""
+    magnitude: Annotated[float | None, _of_recipe("magnitude", "FLOAT")] = None
+    """Magnitude of RandAugment, 0 to 10."""
+    num_ops: Annotated[int | None, _of_recipe("num_ops", "INT")] = None
+    """Number of RandAugment operations per image."""
+    colour: Annotated[float | None, _of_recipe("colour", "FLOAT")] = None
+    """Colour jitter: maximum change of brightness, contrast and saturation, 0 to 1."""
     mixup: Annotated[float | None, _of_recipe("mixup", "FLOAT")] = None
     """Probability of Mixup per batch."""
     cutmix: Annotated[float | None, _of_recipe("cutmix", "FLOAT")] = None
     """Probability of CutMix per batch."""
+    alpha: Annotated[float | None, _of_recipe("alpha", "FLOAT")] = None
+    """Alpha of the Beta distribution that Mixup and CutMix sample from."""
     erasing: Annotated[float | None, _of_recipe("erasing", "FLOAT")] = None
     """Probability of random erasing per image."""
     label_smoothing: Annotated[float | None, _of_recipe("label_smoothing", "FLOAT")] = None
     """Label smoothing."""
+    fill: Annotated[Fill | None, _of_recipe("fill", "|".join(get_args(Fill)))] = None
+    """What crops and policies fill in beyond the border of an image."""
 
     def apply(self, recipe: Recipe) -> Recipe:
         given = {name: value for name, value in vars(self).items() if value is not None}
@@ -112,6 +142,15 @@ class MachineOptions:
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Type of the computation; weights stay float32."""
 
+    def resume(self, begun: "MachineOptions") -> "MachineOptions":
+        """The options of a resumed run: devices, mesh and processes may change, what changes the results may not."""
+        kept = {name: getattr(begun, name) for name in ("accumulate", "remat", "dtype")}
+        default = MachineOptions()
+        for name, value in kept.items():
+            if (given := getattr(self, name)) not in (getattr(default, name), value):
+                raise ValueError(f"the run was started with {name}={value}, not {given}: leave out {name}")
+        return replace(self, **kept)
+
 
 @dataclass(frozen=True)
 class RunOptions:
@@ -131,6 +170,16 @@ class RunOptions:
     """Also write TensorBoard event files."""
 
 
+@runtime_checkable
+class Traits(Protocol):
+    """What a recipe depends on in a `Dataset`, whose own module needs jax."""
+
+    @property
+    def mirrors(self) -> bool: ...
+    @property
+    def policy(self) -> AutoAugment: ...
+
+
 @dataclass(frozen=True)
 class TrainConfig:
     data: Data = None
@@ -139,6 +188,8 @@ class TrainConfig:
     """A name from `smallvit models`; sl_ in front switches SPT and LSA on."""
     fields: Fields = ()
     """Other fields of the model, as in dim=96 spt=false."""
+    drop_path: Annotated[float | None, _optional("FLOAT", "of the model")] = None
+    """Drop path (stochastic depth): the probability that a block is skipped in training."""
     recipe: Literal["default", "paper", "keras"] = "default"
     """Training recipe; `default` adds augmentation by the number of epochs that fit."""
     minutes: Annotated[float | None, _optional("FLOAT", f"{DEFAULT_MINUTES:g}, or the epochs of the recipe")] = None
@@ -155,6 +206,8 @@ class TrainConfig:
     """Random seed of the validation and test split, where the data has none."""
     resume: Folder = None
     """Resume this run folder; the result is the same as if it had never stopped."""
+    from_scratch: bool = False
+    """With --resume: set the run's checkpoints aside and start again at step 0."""
     in_recipe: RecipeOptions = field(default_factory=RecipeOptions)
     machine: MachineOptions = field(default_factory=MachineOptions)
     run: RunOptions = field(default_factory=RunOptions)
@@ -172,8 +225,10 @@ class TrainConfig:
             raise ValueError(f"unknown recipe {self.recipe!r}: there are {', '.join(RECIPES)}")
         if self.resume is not None:
             given = [each.name for each in fields(self) if getattr(self, each.name) != _default(each)]
-            if others := sorted({*given} - {"resume", "machine"}):
+            if others := sorted({*given} - {"resume", "from_scratch", "machine"}):
                 raise ValueError(f"a resumed run keeps its settings: leave out {', '.join(others)}, or start a new run")
+        elif self.from_scratch:
+            raise ValueError("from_scratch sets the checkpoints of a run aside: give the run with --resume")
         if self.model is not None:
             check_model(self.model)
         _ = self.full_recipe, self.model_fields  # raise on bad values
@@ -182,25 +237,32 @@ class TrainConfig:
     def full_recipe(self) -> Recipe:
         return self.in_recipe.apply(RECIPES[self.recipe])
 
+    def recipe_for(self, data: Traits) -> Recipe:
+        """The recipe for this data: flips and AutoAugment's policy follow it unless they are given."""
+        recipe = RECIPES[self.recipe]
+        policy = data.policy if recipe.augment.policy in get_args(AutoAugment) else recipe.augment.policy
+        augment = replace(recipe.augment, flip=recipe.augment.flip and data.mirrors, policy=policy)
+        return self.in_recipe.apply(replace(recipe, augment=augment))
+
     @property
     def model_fields(self) -> dict[str, Any]:
-        pairs = dict(parse_field(text) for text in self.fields)
-        return pairs if self.machine.dtype == "float32" else {**pairs, "dtype": self.machine.dtype}
+        given: dict[str, Any] = {} if self.drop_path is None else {"drop_path": self.drop_path}
+        if self.machine.dtype != "float32":
+            given["dtype"] = self.machine.dtype
+        return dict(parse_field(text) for text in self.fields) | given
 
     def to_json(self) -> dict[str, Any]:
         return json.loads(json.dumps(asdict(self), default=str))
 
     @classmethod
     def from_json(cls, stored: dict[str, Any]) -> "TrainConfig":
-        size = stored["image_size"]
         paths = {name: Path(stored["run"][name]) for name in ("runs", "data_dir", "cache_dir") if stored["run"][name]}
         return cls(
             **{
-                **stored,
-                "fields": tuple(stored["fields"]),
-                "image_size": tuple(size) if isinstance(size, list) else size,
+                **_with_tuples(stored),
                 "resume": None,
-                "in_recipe": RecipeOptions(**stored["in_recipe"]),
+                "from_scratch": False,
+                "in_recipe": RecipeOptions(**_with_tuples(stored["in_recipe"])),
                 "machine": MachineOptions(**stored["machine"]),
                 "run": RunOptions(**{**stored["run"], **paths}),
             }
@@ -286,6 +348,10 @@ def _fitted(value: Any, kinds: tuple[Any, ...]) -> Any:
     if isinstance(value, list):
         return ",".join(value) if str in kinds else tuple(value)
     return str(value) if str in kinds and isinstance(value, Path) else value
+
+
+def _with_tuples(stored: dict[str, Any]) -> dict[str, Any]:
+    return {name: tuple(value) if isinstance(value, list) else value for name, value in stored.items()}
 
 
 def _default(each: Field[Any]) -> Any:

@@ -10,7 +10,7 @@ import numpy as np
 from smallvit import plots
 from smallvit.augment import augment_images
 from smallvit.common.files import read_json, write_json
-from smallvit.data import Dataset, HeldOut, Split
+from smallvit.data import Dataset, HeldOut
 from smallvit.evaluation import Evaluation, evaluate_images
 from smallvit.explanation import saliency
 from smallvit.report import write_report
@@ -44,7 +44,7 @@ def finish(
     say(f"{which} accuracy {scores.top1:.2f} %, with the model of epoch {best['epoch']:.1f}")
 
     evaluation.draw(folder)
-    pictures(folder, config, saved, data.train, evaluation, rows)
+    pictures(folder, config, saved, data, evaluation, rows)
     last = rows[-1]
     result = {
         "test_top1": round(scores.top1, 3) if data.test else None,
@@ -68,7 +68,7 @@ def pictures(
     folder: Path,
     config: TrainConfig,
     saved: Saved,
-    train: Split,
+    data: Dataset,
     evaluation: Evaluation,
     rows: list[dict[str, Any]],
 ) -> None:
@@ -77,9 +77,9 @@ def pictures(
     draw = np.random.default_rng(config.seed)
     plots.save(plots.curves(rows), folder / "curves.png")
 
-    before = train.images[np.sort(draw.choice(len(train), min(SHOWN, len(train)), replace=False))]
+    before = data.train.images[np.sort(draw.choice(len(data.train), min(SHOWN, len(data.train)), replace=False))]
     augment = jax.jit(augment_images, static_argnums=2)
-    after = augment(jax.random.key(config.seed), before, config.full_recipe.augment)
+    after = augment(jax.random.key(config.seed), before, config.recipe_for(data).augment)
     plots.save(plots.augmented(before, np.asarray(after).astype(np.uint8)), folder / "augmented.png")
 
     chosen = np.sort(draw.choice(len(split), min(EXPLAINED, len(split)), replace=False))

@@ -14,10 +14,12 @@ from typing import Any
 import jax
 
 from smallvit.common.env import keep_compiled
-from smallvit.common.errors import Stopped
+from smallvit.common.errors import Preempted, Stopped
 from smallvit.common.files import read_json, write_json
+from smallvit.common.output import lasting_output
 from smallvit.count import multiply_adds
 from smallvit.data import Dataset, load_data
+from smallvit.layers import Classifier
 from smallvit.runs.folder import (
     CACHE,
     CHECKPOINTS,
@@ -33,9 +35,10 @@ from smallvit.runs.folder import (
 from smallvit.runs.saved import Spec, save_model
 from smallvit.runs.source import data_digest
 from smallvit.training.checkpoint import Checkpoints
-from smallvit.training.cluster import agree, join, meet
+from smallvit.training.cluster import Votes, agree, join, leaving_together, lost, meet
 from smallvit.training.config import DEFAULT_MINUTES, TrainConfig
 from smallvit.training.finish import finish
+from smallvit.training.fitting import fitting_size
 from smallvit.training.mesh import make_mesh
 from smallvit.training.plan import (
     EVALUATING,
@@ -70,6 +73,7 @@ class History:
     steps: int = 0
 
 
+@lasting_output()
 def train(config: TrainConfig | None = None) -> dict[str, Any]:
     """Does what `smallvit train` does; returns what result.json says and, as `folder`, where it stands."""
     started = time.monotonic()
@@ -77,46 +81,43 @@ def train(config: TrainConfig | None = None) -> dict[str, Any]:
     join(config.machine)
     keep_compiled()
     say = Reporter(quiet=jax.process_index() != 0)
-    folder = config.resume
+    folder, from_scratch = config.resume, config.from_scratch
     if folder is not None:
-        config = replace(TrainConfig.from_json(open_run(folder)), machine=config.machine)
+        begun = TrainConfig.from_json(open_run(folder))
+        config = replace(begun, machine=config.machine.resume(begun.machine))
     else:
         check_name(config.run.runs, config.run.name)
-    data = load_data(
-        config.data,
-        image_size=config.image_size,
-        fit=config.fit,
-        seed=config.split_seed,
-        data_dir=config.run.data_dir,
-        cache_dir=config.run.cache_dir or config.run.runs / CACHE,
-    )
+    data = _load(config)
     for line in data.notes:
         say(line)
     if folder is None:
+        if config.model is not None and config.image_size is None:
+            config, data = _fit_size(config, data, say)
         config, reason = _choose(config, data)
         if reason:
             say(reason)
     spec = Spec(config.model or "", len(data.classes), data.preprocess.size, config.model_fields)
     trainer = _trainer(config, data, spec, say)
     say(f"compiled in {duration(trainer.compile())}")
-    plan = _stored_plan(folder, trainer) if folder is not None else None
+    plan = _stored_plan(folder, trainer) if folder is not None else None  # the first process's, in all of them
     plan = plan or _plan(config, trainer, started)
     if folder is None:  # only now: a user's mistake leaves no folder behind
         default = f"{data.name}-{config.model}"
         folder = Path(agree(lambda: str(create_run(config.run.runs, config.run.name, default, config.to_json()))))
 
-    with locked(folder) if jax.process_index() == 0 else nullcontext():
+    runtime_log = folder / f"runtime-{jax.process_index()}.txt"
+    with leaving_together(runtime_log), locked(folder) if jax.process_index() == 0 else nullcontext():
         say.open_log(folder / LOG)
         say(f"run folder {folder}")
         _store_plan(folder, plan)
         say(f"{plan.steps:,} steps, which are {plan.epochs:.1f} epochs")
         checkpoints = Checkpoints(folder / CHECKPOINTS)
-        found = checkpoints.restore(trainer.abstract_state, say)
+        found = checkpoints.restore(trainer.abstract_state, say, from_scratch=from_scratch)
         if found is None:
             state, history = trainer.init(), History()
         else:
             state, history = found[0], History(**found[1])
-            say(f"goes on at step {history.step:,} of {plan.steps:,}")
+            say(f"resuming at step {history.step:,} of {plan.steps:,}")
         training = Training(config, folder, trainer, spec, plan, checkpoints, say, started - history.seconds)
         with _stop_signals() as stopping:
             training.run(state, history, stopping)
@@ -145,7 +146,7 @@ class Training:
 
     def run(self, state: State, history: History, stopping: threading.Event, until: int | None = None) -> None:
         """The loop, up to the end or `until` a step. A step is waited for only when the next one is on its way."""
-        alone = jax.process_count() == 1  # processes that train together save together, at evaluations
+        votes = Votes(self.trainer.mesh)
         before: Metrics | None = None
         step, saved, begun = history.step, time.monotonic(), time.monotonic()
         since = (step, self.clock())
@@ -162,12 +163,9 @@ class Training:
                 before, step = metrics, step + 1
 
                 evaluates = self.plan.evaluates(step)
-                stops = alone and stopping.is_set()
-                saves = (
-                    stops
-                    or step == self.plan.steps
-                    or (time.monotonic() - saved >= self.config.run.checkpoint_seconds if alone else evaluates)
-                )
+                due = time.monotonic() - saved >= self.config.run.checkpoint_seconds
+                stops, due = votes(stopping.is_set(), due)
+                saves = stops or due or step == self.plan.steps
                 if not (evaluates or saves or self.plan.decides(step)):
                     continue
                 self._account(history, before)
@@ -184,8 +182,10 @@ class Training:
                     if saves:
                         self._save(state, history)
                         saved = time.monotonic()
+                        votes.clear()
                 if stops:
-                    raise Stopped(f"stopped at step {step:,}: `smallvit train --resume {self.folder}` goes on")
+                    meet("stopped")
+                    raise Preempted(f"stopped at step {step:,}: `smallvit train --resume {self.folder}` resumes it")
                 begun = time.monotonic()
 
     def _decide(self, step: int, since: tuple[int, float]) -> tuple[int, float]:
@@ -205,16 +205,20 @@ class Training:
         try:
             yield
         except (OSError, ValueError) as error:  # orbax has the latter for whatever the disk says
+            if lost(error):
+                raise
             last = str(error).splitlines()[0].partition(" [os_error")[0].rpartition(": ")[2]
             reason = error.strerror if isinstance(error, OSError) and error.strerror else last
-            goes_on = f"`smallvit train --resume {self.folder}` goes on when that is put right"
-            raise Stopped(f"cannot write to {self.folder} ({reason}): {goes_on}") from error
+            remedy = f"fix that, then `smallvit train --resume {self.folder}`"
+            raise Stopped(f"cannot write to {self.folder} ({reason}): {remedy}") from error
 
     def _account(self, history: History, metrics: Metrics) -> None:
         loss = float(metrics.loss)
         history.step += 1
         if not math.isfinite(loss):
-            raise Stopped(f"the loss is {loss} at step {history.step:,}: begin anew with a smaller --learning-rate")
+            raise Stopped(
+                f"the loss is {loss} at step {history.step:,}: start a new run with a smaller --learning-rate"
+            )
         history.loss += loss
         history.correct += int(metrics.correct)
         history.steps += 1
@@ -255,14 +259,45 @@ class Training:
     def _save(self, state: State, history: History) -> None:
         if not self.trainer.finite(state):
             raise Stopped(
-                f"weights are no numbers any more at step {history.step:,}: begin anew with a smaller --learning-rate"
+                f"NaN in the weights at step {history.step:,}: start a new run with a smaller --learning-rate"
             )
         history.seconds = self.clock()
         self.checkpoints.save(history.step, state, asdict(history))
 
 
+def _load(config: TrainConfig) -> Dataset:
+    return load_data(
+        config.data,
+        image_size=config.image_size,
+        fit=config.fit,
+        seed=config.split_seed,
+        data_dir=config.run.data_dir,
+        cache_dir=config.run.cache_dir or config.run.runs / CACHE,
+    )
+
+
+def _fit_size(config: TrainConfig, data: Dataset, say: Reporter) -> tuple[TrainConfig, Dataset]:
+    """With the images brought to a size that the model takes, if theirs is none."""
+    height, width = data.preprocess.size
+
+    def create(size: tuple[int, int]) -> Classifier:
+        return Spec(config.model or "", len(data.classes), size, config.model_fields).create()
+
+    size = fitting_size(create, (height, width), data.preprocess.channels)
+    if size == (height, width):
+        return config, data
+    say(
+        f"{config.model} does not take images of {height} x {width}: they are brought to {size[0]} x {size[1]} "
+        "(--image-size chooses another)"
+    )
+    config = replace(config, image_size=size)
+    return config, _load(config)
+
+
 def _trainer(config: TrainConfig, data: Dataset, spec: Spec, say: Reporter) -> Trainer:
-    recipe, mesh = config.full_recipe, make_mesh(config.machine.mesh)
+    recipe, mesh = config.recipe_for(data), make_mesh(config.machine.mesh)
+    if not data.mirrors and not recipe.augment.flip:
+        say(f"images are not mirrored: left and right matter in {data.name} (--flip mirrors them)")
     parts = mesh.size * config.machine.accumulate * recipe.repeats
     batch_size = recipe.batch_size
     if batch_size > len(data.train):
@@ -329,11 +364,12 @@ def _choose(config: TrainConfig, data: Dataset) -> tuple[TrainConfig, str]:
 
 def _stored_plan(folder: Path, trainer: Trainer) -> Plan | None:
     """The plan of a run that goes on; None if it was stopped before there was one."""
-    if not (folder / PLAN).exists():
+    stored = json.loads(agree(lambda: json.dumps(read_json(folder / PLAN) if (folder / PLAN).exists() else None)))
+    if stored is None:
         return None
-    plan = Plan.from_json(read_json(folder / PLAN))
+    plan = Plan.from_json(stored)
     if plan.data != data_digest(trainer.data):
-        raise ValueError(f"the data is not what {folder} was trained on: put it back, or begin a new run")
+        raise ValueError(f"the data is not what {folder} was trained on: restore it, or start a new run")
     if plan.batch_size != trainer.batch_size:
         raise ValueError(f"{folder} has batches of {plan.batch_size}, but here they are {trainer.batch_size}")
     return plan
@@ -390,18 +426,25 @@ def _measure(trainer: Trainer, seconds: float = 3.0) -> tuple[float, float]:
 
 @contextmanager
 def _stop_signals() -> Iterator[threading.Event]:
-    """Ctrl-C and a polite kill set the event, so that the loop ends at a whole step; a second one interrupts."""
+    """Ctrl-C and the signals that announce an end set the event, so that the loop ends at a whole step.
+
+    Slurm sends SIGUSR1 if asked to, and SIGTERM; a terminal that closes sends SIGHUP, which `nohup` has ignored. Only a
+    second Ctrl-C interrupts: a scheduler repeats itself while the last state is being written.
+    """
     event = threading.Event()
     if threading.current_thread() is not threading.main_thread():
         yield event
         return
 
     def stop(number: int, _: object) -> None:
-        if event.is_set():
+        if number == signal.SIGINT and event.is_set():
             raise KeyboardInterrupt
         event.set()
 
-    handlers = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
+    numbers = [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1]
+    if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
+        numbers.append(signal.SIGHUP)
+    handlers = {number: signal.signal(number, stop) for number in numbers}
     try:
         yield event
     finally:

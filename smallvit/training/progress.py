@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
 from smallvit.common.extras import need
+from smallvit.common.text import shown
 from smallvit.training.plan import Plan
 
 
@@ -38,6 +39,7 @@ class Reporter:
                 self._write(line)
 
     def __call__(self, line: str) -> None:
+        line = shown(line)
         self.console.print(line, markup=False, highlight=False, soft_wrap=True)
         if self.log is None:
             self._early.append(line)

@@ -76,9 +76,12 @@ def make_step(
                 {"params": params, **others}, images, train=True, rngs={"dropout": key}, mutable=list(others)
             )
         logits = logits.astype(jnp.float32)
+        losses = optax.softmax_cross_entropy(logits, targets)
         if class_weights is not None:
-            targets = targets * class_weights[None]
-        return optax.softmax_cross_entropy(logits, targets).mean(), (logits, others)
+            # Of the images, by what they show: smoothing gives a share of every target to every class.
+            smoothing = recipe.augment.label_smoothing
+            losses *= (targets @ class_weights - smoothing * class_weights.mean()) / (1 - smoothing)
+        return losses.mean(), (logits, others)
 
     def gradient(state: State, images: Array, targets: Array, key: PRNGKeyArray) -> tuple[Array, Array, PyTree, PyTree]:
         """Loss, logits, the new statistics and the gradient, in one go or in `accumulate` parts one after another."""

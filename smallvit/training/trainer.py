@@ -102,4 +102,9 @@ def _class_weights(recipe: Recipe, data: Dataset) -> Float[jax.Array, "k"] | Non
     if not recipe.balance:
         return None
     counts = np.bincount(data.train.labels, minlength=len(data.classes))
+    if missing := [name for name, count in zip(data.classes, counts, strict=True) if not count]:
+        raise ValueError(
+            f"there are no images of {', '.join(map(repr, missing))} to train on, so --balance cannot weigh classes: "
+            "add some, leave the class out, or train without --balance"
+        )
     return jnp.asarray(len(data.train) / (len(data.classes) * counts), jnp.float32)

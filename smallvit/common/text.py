@@ -1,0 +1,10 @@
+"""Names of files and classes come from anywhere; what is shown of them must be harmless."""
+
+
+def shown(text: str) -> str:
+    """Fit for a terminal, a page, a picture or JSON.
+
+    What is no printable character becomes U+FFFD: bytes that are no UTF-8 (lone surrogates in Python), escape
+    sequences, line breaks, and marks that turn the direction of writing. Letters of all scripts stay.
+    """
+    return text if text.isprintable() else "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text)

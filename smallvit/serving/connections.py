@@ -1,0 +1,60 @@
+"""Connections that send nothing must not keep others out: a deadline for headers, and a limit of connections."""
+
+import asyncio
+from time import monotonic
+from typing import Any
+
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from smallvit.serving.limits import Limits
+
+
+def limited(limits: Limits) -> type[H11Protocol]:
+    """The protocol for uvicorn, with these limits."""
+
+    class Limited(H11Protocol):
+        since = 0.0  # when this connection began to wait for a request
+        deadline: asyncio.TimerHandle | None = None
+
+        def connection_made(self, transport: Any) -> None:
+            super().connection_made(transport)
+            self._watch()
+            if len(self.connections) > limits.connections:
+                idle = [each for each in self.connections if isinstance(each, Limited) and each.is_idle()]
+                # There is always one, this; the oldest has had the longest time to ask.
+                min(idle, key=lambda each: each.since).drop()
+
+        def data_received(self, data: bytes) -> None:
+            super().data_received(data)
+            self._watch()
+
+        def on_response_complete(self) -> None:
+            super().on_response_complete()
+            self._watch()
+
+        def connection_lost(self, exc: Exception | None) -> None:
+            self._forget()
+            super().connection_lost(exc)
+
+        def is_idle(self) -> bool:
+            return self.cycle is None or self.cycle.response_complete
+
+        def drop(self) -> None:
+            if not self.transport.is_closing():
+                self.transport.abort()
+            self.connections.discard(self)
+
+        def _watch(self) -> None:
+            """From the first byte or before: a header that comes byte by byte has no more time than others."""
+            if not self.is_idle():
+                self._forget()
+            elif self.deadline is None:
+                self.since = monotonic()
+                self.deadline = self.loop.call_later(limits.header_seconds, self.drop)
+
+        def _forget(self) -> None:
+            if self.deadline is not None:
+                self.deadline.cancel()
+                self.deadline = None
+
+    return Limited
