@@ -97,7 +97,7 @@ def bombs() -> list[bytes]:
     return [file.getvalue(), begin + empty * 2_500_000]
 
 
-def attack(address: str, stop: Any, counts: Any) -> None:
+def attack(address: str, started: Any, stop: Any, counts: Any) -> None:
     """Until the event is set; how often each was done."""
     host, port = address.removeprefix("http://").split(":")
     contents = bombs()
@@ -123,6 +123,8 @@ def attack(address: str, stop: Any, counts: Any) -> None:
                     await asyncio.sleep(0.1)
                 writer.close()
 
+    started.set()
+
     async def everything() -> None:
         async with httpx2.AsyncClient(base_url=address, timeout=60, trust_env=False) as http:
             await asyncio.gather(
@@ -142,15 +144,18 @@ def compare_attacked(run: Path, clients: int, requests: int) -> None:
         print(f"{'milliseconds':12} {'requests':>9} {'median':>8} {'90 %':>8} {'99 %':>8} {'most':>8} {'MB':>6}")
         tails = []
         for name in ("alone", "attacked", "alone again"):
-            stop, counts = manager.Event(), manager.dict()
-            attacker = multiprocessing.get_context("spawn").Process(target=attack, args=(address, stop, counts))
+            started, stop, counts = manager.Event(), manager.Event(), manager.dict()
+            given = (address, started, stop, counts)
+            attacker = multiprocessing.get_context("spawn").Process(target=attack, args=given)
             if name == "attacked":
                 attacker.start()
+                started.wait()
                 time.sleep(5)
             answers = asyncio.run(load(address, clients=clients, requests=requests, seed=len(tails), only="predict"))
             if name == "attacked":
                 stop.set()
                 attacker.join()
+                assert counts, "the attackers did nothing"
             row = np.percentile([1000 * answer.seconds for answer in answers], [50, 90, 99, 100])
             tails.append(row[2])
             numbers = " ".join(f"{value:8.0f}" for value in row)

@@ -77,7 +77,12 @@ class Torture:
         with subprocess.Popen(
             self._command(folder.name), env=self.env, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
         ) as process:
-            time.sleep(self.draw.uniform(0.05, 0.98) * self.seconds)
+            if harm == "flip":  # later, when there are two states
+                while process.poll() is None and len(_states(folder)) < 2:
+                    time.sleep(0.01)
+                time.sleep(self.draw.uniform(0, 0.1) * self.seconds)
+            else:
+                time.sleep(self.draw.uniform(0.05, 0.98) * self.seconds)
             where = _where(folder) if process.poll() is None else "after the end"
             process.send_signal(signal.SIGTERM if harm == "stop" else signal.SIGKILL)
             process.communicate()
@@ -131,18 +136,21 @@ def _where(folder: Path) -> str:
     checkpoints = folder / "checkpoints"
     if not checkpoints.exists():
         return "before the first checkpoint"
-    whole = {path.stem for path in checkpoints.glob("[0-9]*.json")}
+    whole = {path.stem for path in _states(folder)}
     if any(path.is_dir() and path.name not in whole for path in checkpoints.glob("[0-9]*")):
         return "in a checkpoint"
     return "between checkpoints"
 
 
+def _states(folder: Path) -> list[Path]:
+    return sorted((folder / "checkpoints").glob("[0-9]*.json"))
+
+
 def _flip(folder: Path, draw: random.Random) -> str:
-    newest = sorted((folder / "checkpoints").glob("[0-9]*.json"))[-1:]
-    # With one state alone the run would stop, as it should.
-    if not newest or len(list((folder / "checkpoints").glob("[0-9]*.json"))) < 2 or (folder / "result.json").exists():
+    states = _states(folder)
+    if len(states) < 2 or (folder / "result.json").exists():  # with one state alone the run would stop, as it should
         return ", nothing to flip"
-    files = [path for path in newest[0].with_suffix("").rglob("*") if path.is_file() and path.stat().st_size]
+    files = [path for path in states[-1].with_suffix("").rglob("*") if path.is_file() and path.stat().st_size]
     victim = draw.choice(files)
     content = bytearray(victim.read_bytes())
     content[draw.randrange(len(content))] ^= 1 << draw.randrange(8)

@@ -55,7 +55,7 @@ from smallvit.training.step import STILL, Metrics, Pace, State
 from smallvit.training.trainer import Trainer
 
 ENDING = 12.0  # seconds that the pictures and the report take
-USED = 0.55  # of what a matrix product reaches, the share that a training step does
+USED = 0.7  # of what a matrix product reaches, the share that a training step does
 
 
 @dataclass

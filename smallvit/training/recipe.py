@@ -16,7 +16,7 @@ class Recipe:
     weight_decay: float
     batch_size: int = 128
     optimiser: Optimiser = "adamw"
-    matrix_rate: float = 0.05  # peak learning rate of the matrices that Muon trains; AdamW has the rest
+    matrix_rate: float = 0.02  # peak learning rate of the matrices that Muon trains; AdamW has the rest
     schedule: Schedule = "cosine"  # what follows the warm-up
     warmup: float = 0.1  # share of all steps in which the rate grows linearly
     floor: float = 0.0  # the learning rate that a schedule begins and ends with
@@ -55,8 +55,9 @@ RECIPES: dict[str, Recipe] = {
         weight_decay=1.0,
         decay="run",
         optimiser="muon",
+        matrix_rate=0.02,
         schedule="linear",
-        batch_size=32,
+        batch_size=64,
         ema=0.03,
         clip=1.0,
         augment=Augment(flip=True, crop_padding=0.125, label_smoothing=0.1),
