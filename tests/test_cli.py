@@ -66,6 +66,13 @@ assert not {{"jax", "flax", "orbax", "matplotlib"}} & sys.modules.keys()
     assert ("code 2" in run.stdout) == (args[0] == "trian" or "--batchsize" in args)
 
 
+@pytest.mark.parametrize("name", ["train", "explain"])
+def test_checkpoints_and_pictures_wait_for_their_libraries(name: str):
+    code = f"import sys, smallvit; smallvit.{name}; assert not {{'orbax', 'matplotlib'}} & sys.modules.keys()"
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, env=ENV)
+    assert run.returncode == 0, run.stderr
+
+
 def test_the_process_restarts_once_with_the_memory_settings():
     if not fast_env():
         pytest.skip("the settings are for glibc")

@@ -31,6 +31,11 @@ def test_options_become_a_config():
     assert (config.data, config.minutes, config.run.runs) == ("photos", 30.0, Path("here"))
     assert (config.in_recipe.flip, config.in_recipe.learning_rate, config.in_recipe.batch_size) == (False, 1e-3, 16)
     assert config.model_fields == {"dim": 96, "spt": "all"}
+    config = from_options(TrainConfig, None, dict(color_jitter=0.4, scale=[0.5, 1.0], magnitude=9, drop_path=0.1))
+    augment = config.full_recipe.augment
+    assert (augment.colour, augment.resized_crop, augment.magnitude) == (0.4, (0.5, 1.0), 9)
+    assert config.model_fields == {"drop_path": 0.1}
+    assert TrainConfig.from_json(config.to_json()) == config
     several = from_options(CompareConfig, None, dict(models=["vit_tiny_data", "vit_small_data"], seeds=2, epochs=1))
     assert (several.models, several.seeds, several.epochs) == ("vit_tiny_data,vit_small_data", 2, 1.0)
 
@@ -77,19 +82,27 @@ def test_switches_and_short_names(capsys: pytest.CaptureFixture[str], monkeypatc
     seen = []
     monkeypatch.setattr("smallvit.training.keywords.train", seen.append)
     monkeypatch.setenv("SMALLVIT_FAST_ENV", "0")
-    for args in (["--no-flip", "--lr", "0.5"], ["--flip", "--balance", "--learning-rate", "0.5"], []):
+    for args in (
+        ["--no-flip", "--lr", "0.5", "--scale", "0.5", "1", "--smoothing", "0.2"],
+        ["--flip", "--balance", "--learning-rate", "0.5", "--resized-crop", "0.5", "1", "--label-smoothing", "0.2"],
+        [],
+    ):
         monkeypatch.setattr("sys.argv", ["smallvit", "train", *args])
         cli.main()
     options = [config.in_recipe for config in seen]
     assert [each.flip for each in options] == [False, True, None]
     assert [each.balance for each in options] == [None, True, None]
     assert [each.learning_rate for each in options] == [0.5, 0.5, None]
+    assert [each.resized_crop for each in options] == [(0.5, 1.0), (0.5, 1.0), None]
+    assert [each.label_smoothing for each in options] == [0.2, 0.2, None]
     monkeypatch.setattr("sys.argv", ["smallvit", "train", "--help"])
     with pytest.raises(SystemExit):
         cli.main()
     shown = " ".join(capsys.readouterr().out.replace("│", " ").split())
     assert "Peak learning rate. (by recipe: default 0.002, paper 0.003, keras 0.001)" in shown
     assert "--flip, --no-flip" in shown
+    assert "--color-jitter FLOAT, --colour FLOAT" in shown
+    assert "paper AutoAugment for the data set" in shown
 
 
 @pytest.mark.filterwarnings("default")

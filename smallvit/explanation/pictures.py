@@ -4,10 +4,10 @@ import io
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 from jaxtyping import Float, UInt8
-from matplotlib.figure import Figure
 
 from smallvit import plots
 from smallvit.common.files import check_folder, fitting
@@ -27,6 +27,9 @@ from smallvit.runs.answers import Unreadable, top_classes
 from smallvit.runs.prediction import Predictor
 from smallvit.runs.saved import Saved, from_pretrained
 from smallvit.runs.source import own_images
+
+if TYPE_CHECKING:
+    import matplotlib.figure  # slow to import: it waits until a picture is drawn
 
 BATCH = 16
 SHARP = 448  # maximum side of the picture, which may be sharper than the model's input
@@ -105,11 +108,11 @@ class Explainer:
             for i, pair in enumerate(pairs)
         ]
 
-    def picture(self, explained: Sequence[Explained]) -> Figure:
+    def picture(self, explained: Sequence[Explained]) -> "matplotlib.figure.Figure":
         what = "what the model looks at" if self.layer is None else f"what layer {self.layer} attends to"
         return plots.explanation([plots.Panel(e.model, e.image, e.heat, e.answers) for e in explained], what)
 
-    def heads_picture(self, explained: Sequence[Explained]) -> Figure:
+    def heads_picture(self, explained: Sequence[Explained]) -> "matplotlib.figure.Figure":
         titles = [f"{each.model}, {self.layers[each.model].removesuffix('/attend')}" for each in explained]
         maps = [each.heads for each in explained if each.heads is not None]
         return plots.heads([each.image for each in explained], maps, titles)
@@ -247,7 +250,7 @@ def images_of(run: str | Path, saved: Saved, files: Sequence[Path]) -> Float[np.
 
 def layer_statistics(
     runs: Sequence[str | Path], files: Sequence[Path] = ()
-) -> tuple[dict[str, list[LayerAttention]], Figure]:
+) -> tuple[dict[str, list[LayerAttention]], "matplotlib.figure.Figure"]:
     """How sharp and how local each layer's attention is, on these files or the runs' own test images."""
     found = {}
     for run, (name, saved) in zip(runs, named_models(runs).items(), strict=True):
@@ -270,7 +273,7 @@ def layer_statistics(
 
 def receptive_fields(
     runs: Sequence[str | Path], files: Sequence[Path] = ()
-) -> tuple[dict[str, ReceptiveField], Figure]:
+) -> tuple[dict[str, ReceptiveField], "matplotlib.figure.Figure"]:
     """What one token sees before the first block, on these files or on noise."""
     found = {}
     for run, (name, saved) in zip(runs, named_models(runs).items(), strict=True):
