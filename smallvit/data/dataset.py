@@ -7,9 +7,8 @@ from typing import Any, Literal
 import numpy as np
 from jaxtyping import Array, Float32, Int32, Shaped, UInt8
 
-from smallvit.augment.spec import AutoAugment
-
 Fit = Literal["crop", "pad"]
+Policy = Literal["cifar10", "svhn", "imagenet"]
 
 
 @dataclass(frozen=True)
@@ -66,5 +65,5 @@ class Dataset:
     test: Split | None
     preprocess: Preprocess
     notes: tuple[str, ...]  # lines for the user: how it was split, what was skipped, duplicates across splits
-    policy: AutoAugment = "imagenet"  # of AutoAugment, the one that was found on images like these
+    policy: Policy = "imagenet"  # of AutoAugment, the one that was found on images like these
     mirrors: bool = True  # whether an image and its mirror image are of the same class; digits and signs are not

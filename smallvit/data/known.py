@@ -17,11 +17,10 @@ from urllib.request import urlopen
 
 import numpy as np
 
-from smallvit.augment.spec import AutoAugment
 from smallvit.common.files import write_safely
 from smallvit.data.arrays import Labelled, from_arrays
 from smallvit.data.cache import decoded
-from smallvit.data.dataset import Dataset, Fit, Preprocess, Split
+from smallvit.data.dataset import Dataset, Fit, Policy, Preprocess, Split
 from smallvit.data.embedded import FASHION_CLASSES
 from smallvit.data.progress import progress_bar
 from smallvit.data.splits import split_rest
@@ -48,7 +47,7 @@ class Known(NamedTuple):
     read: Callable[[list[Path]], Arrays] | None  # None: its images are files, in a zip archive
     mean: tuple[float, ...]
     std: tuple[float, ...]
-    policy: AutoAugment = "imagenet"  # this and the next as in Dataset
+    policy: Policy = "imagenet"  # this and the next as in Dataset
     mirrors: bool = True
 
 

@@ -43,7 +43,7 @@ def _of_recipe(name: str, metavar: str | None) -> Any:
     return tyro.conf.arg(metavar=metavar, aliases=aliases, help_behavior_hint=hint)
 
 
-def _in_words(value: bool | float | str | tuple[float, float] | None) -> str:
+def _in_words(value: bool | int | float | str | tuple[float, float] | None) -> str:
     if value is None or isinstance(value, bool):
         return "on" if value else "off"
     if isinstance(value, str):
