@@ -8,15 +8,15 @@ BIN := .venv/bin
 train: .venv/installed
 	$(BIN)/smallvit train $(ARGS)
 
-test: .venv/installed
+test: .venv/installed-dev
 	$(BIN)/pytest
 
-lint: .venv/installed
+lint: .venv/installed-dev
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/pyright
 
-format: .venv/installed
+format: .venv/installed-dev
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
@@ -28,9 +28,17 @@ docs: .venv/installed-docs
 benchmark: .venv-peers/installed
 	.venv-peers/bin/python -m benchmarks.peers
 
+# What training needs, what the tests need besides, and what the site needs: each has a marker of its own.
 .venv/installed: pyproject.toml
 	$(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet --editable .
+	touch $@
+
+# Without its dependencies, jax2onnx installs beside the current orbax-checkpoint, of which it wants an old version but
+# needs none; `dev` has what it does need.
+.venv/installed-dev: .venv/installed
 	$(BIN)/pip install --quiet --editable '.[dev]'
+	$(BIN)/pip install --quiet --no-deps 'jax2onnx>=0.17'
 	touch $@
 
 .venv/installed-docs: .venv/installed

@@ -163,7 +163,7 @@ def sides(name: str, dtype: str, wanted: list[str]) -> Iterator[Side]:
     model = peer.ours()
     with tempfile.TemporaryDirectory() as folder:
         save_file({k: v.contiguous() for k, v in theirs.state_dict().items()}, f"{folder}/w.safetensors")
-        variables = smallvit.load_pretrained(model, f"{folder}/w.safetensors")
+        variables = smallvit.load_weights(model, f"{folder}/w.safetensors")
     with torch.inference_mode():
         expected = theirs(torch.from_numpy(images).permute(0, 3, 1, 2)).numpy()
     found = np.asarray(jax.jit(model.apply)(variables, images))

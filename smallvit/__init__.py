@@ -1,38 +1,45 @@
 """Vision transformers that learn from small image data sets, from scratch, in JAX and Flax."""
 
-from smallvit.common.env import fast_env
-from smallvit.convert.load import load_pretrained
-from smallvit.data import load_data
-from smallvit.evaluation import Evaluation, evaluate_model
-from smallvit.explanation.pictures import Explainer
-from smallvit.exporting.formats import export_model
-from smallvit.exporting.hub import pull, push
-from smallvit.exporting.nnx import to_nnx
-from smallvit.layers import SPT, PatchMerger, resample_positions
-from smallvit.models import (
-    CaiT,
-    CrossFormer,
-    CrossViT,
-    CvT,
-    DeepViT,
-    HybridViT,
-    LeViT,
-    NesT,
-    PiT,
-    RegionViT,
-    ScalableViT,
-    SimpleViT,
-    SLViT,
-    Swin,
-    T2TViT,
-    TwinsSVT,
-    ViT,
-)
-from smallvit.registry import create_model, list_models
-from smallvit.runs.prediction import Predictor, predict_files
-from smallvit.runs.saved import from_pretrained
-from smallvit.training import TrainConfig, train
-from smallvit.training.comparison import CompareConfig, compare
+from typing import TYPE_CHECKING
+
+from smallvit.common.lazy import lazy
+
+if TYPE_CHECKING:
+    from smallvit.common.env import fast_env
+    from smallvit.common.errors import Stopped
+    from smallvit.convert.load import load_weights
+    from smallvit.data.load import load_data
+    from smallvit.evaluation import Evaluation, evaluate
+    from smallvit.explanation.pictures import Explainer, explain
+    from smallvit.exporting.formats import export
+    from smallvit.exporting.hub import load, push
+    from smallvit.exporting.nnx import to_nnx
+    from smallvit.layers import SPT, PatchMerger, resample_positions
+    from smallvit.models import (
+        CaiT,
+        CrossFormer,
+        CrossViT,
+        CvT,
+        DeepViT,
+        HybridViT,
+        KerasViT,
+        LeViT,
+        NesT,
+        PiT,
+        RegionViT,
+        ScalableViT,
+        SimpleViT,
+        SLViT,
+        Swin,
+        T2TViT,
+        TwinsSVT,
+        ViT,
+    )
+    from smallvit.registry import create_model, list_models
+    from smallvit.runs.prediction import Predictor, predict, predict_files
+    from smallvit.serving.server import serve
+    from smallvit.training.config import CompareConfig, TrainConfig
+    from smallvit.training.keywords import compare, train
 
 __version__ = "0.1.0"
 
@@ -47,6 +54,7 @@ __all__ = [
     "Evaluation",
     "Explainer",
     "HybridViT",
+    "KerasViT",
     "LeViT",
     "NesT",
     "PatchMerger",
@@ -56,6 +64,7 @@ __all__ = [
     "SLViT",
     "ScalableViT",
     "SimpleViT",
+    "Stopped",
     "Swin",
     "T2TViT",
     "TrainConfig",
@@ -63,17 +72,20 @@ __all__ = [
     "ViT",
     "compare",
     "create_model",
-    "evaluate_model",
-    "export_model",
+    "evaluate",
+    "explain",
+    "export",
     "fast_env",
-    "from_pretrained",
     "list_models",
+    "load",
     "load_data",
-    "load_pretrained",
+    "load_weights",
+    "predict",
     "predict_files",
-    "pull",
     "push",
     "resample_positions",
+    "serve",
     "to_nnx",
     "train",
 ]
+__getattr__, __dir__ = lazy(__name__, __file__)

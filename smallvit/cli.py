@@ -1,4 +1,4 @@
-"""The `smallvit` command: parse, call, print."""
+"""The commands of `smallvit`: parse, call, print. What computes is imported when a command runs."""
 
 import errno
 import io
@@ -15,101 +15,95 @@ from rich.progress import track
 from rich.table import Table
 from rich.text import Text as RichText
 
-from smallvit.common.env import keep_compiled, restart_fast
+from smallvit import __version__
+from smallvit.catalogue import catalogue
+from smallvit.common.env import keep_compiled, use_device
+from smallvit.common.errors import Stopped
 from smallvit.common.extras import EXTRAS, need
 from smallvit.common.text import shown
-from smallvit.training import Stopped, TrainConfig
-from smallvit.training.comparison import CompareConfig
-from smallvit.training.config import Data, Folder, Int, Text
+from smallvit.common.words import did_you_mean
+from smallvit.training.config import CompareConfig, Data, Device, Folder, Int, Text, TrainConfig
 
 Run = Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN", help_behavior_hint="")]
 Paths = Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="PATH ...", help_behavior_hint="")]
-# An output that need not be given; - is standard output.
 File = Annotated[str | None, tyro.conf.arg(metavar="FILE", help_behavior_hint="")]
 
 T = TypeVar("T")
-MOST_CLASSES = 20  # on the screen
+MAX_CLASSES = 20  # rows of the table on the screen
 
 
 def models(
     pattern: Annotated[str, tyro.conf.Positional] = "*",
     /,
-    image_size: int | None = None,
+    image_size: Int = None,
     num_classes: int = 1000,
 ) -> None:
-    """List the models: name, paper, parameters, multiply-adds, and whether SPT and LSA apply.
+    """List the models with paper, parameters and multiply-adds.
 
     Args:
-        pattern: Which names, as in "vit*".
-        image_size: Count at this size instead of each model's own.
-        num_classes: Classes of the head that is counted.
+        pattern: Names to list, as in "vit*".
+        image_size: Count at this image size instead of each model's own.
+        num_classes: Number of classes of the head.
     """
-    from smallvit.count import describe  # here, so that --help need not wait for jax
-    from smallvit.registry import list_models
-
-    names = [name for name in list_models(pattern) if pattern.startswith("sl_") or not name.startswith("sl_")]
-    if not names:
+    entries = [each for each in catalogue(pattern) if pattern.startswith("sl_") or not each.name.startswith("sl_")]
+    if not entries:
         raise ValueError(f"no model matches {pattern!r}: `smallvit models` lists them all")
+    if image_size is not None or num_classes != 1000:
+        from smallvit.count import describe
+
+        names = _watched([each.name for each in entries], len(entries))
+        entries = [describe(name, image_size=image_size, num_classes=num_classes) for name in names]
     table = Table(box=None, header_style="bold", pad_edge=False)
-    table.add_column("name", no_wrap=True)
-    table.add_column("paper", no_wrap=True)
+    for title in ("name", "paper"):
+        table.add_column(title, no_wrap=True)
     for title in ("image", "parameters", "multiply-adds"):
         table.add_column(title, justify="right", no_wrap=True)
-    table.add_column("SPT")
-    table.add_column("LSA")
-    console = Console() if sys.stdout.isatty() else Console(width=160)
-    with console.status("counting") as status:
-        for name in names:
-            status.update(f"counting {name}")
-            row = describe(name, image_size=image_size, num_classes=num_classes)
-            table.add_row(
-                name,
-                f"[link={row.paper}]{row.paper.removeprefix('https://').replace('arxiv.org/abs/', 'arXiv ')}[/link]",
-                "x".join(map(str, row.image_size)),
-                f"{row.parameters:,}",
-                f"{row.multiply_adds / 1e6:,.0f} M",
-                "yes" if row.spt else "no",
-                "yes" if row.lsa else "no",
-            )
-    console.print(table)
+    for each in entries:
+        paper = each.paper.removeprefix("https://").replace("arxiv.org/abs/", "arXiv ")
+        size, millions = "x".join(map(str, each.image_size)), f"{each.multiply_adds / 1e6:,.0f} M"
+        table.add_row(each.name, f"[link={each.paper}]{paper}[/link]", size, f"{each.parameters:,}", millions)
+    screen = _screen()
+    screen.print(table)
     if not pattern.startswith("sl_"):
-        console.print("Put sl_ before any name to have it with SPT and LSA on.", style="dim")
+        screen.print("Every model also exists with SPT and LSA: put sl_ in front of its name.", style="dim")
 
 
 def train(config: Annotated[TrainConfig, tyro.conf.arg(name="")]) -> None:
-    """Train a model on a folder of images, from scratch."""
-    from smallvit.training import train
+    """Train a model from scratch on a folder of images."""
+    from smallvit.training.keywords import train
 
     train(config)
 
 
 def compare(config: Annotated[CompareConfig, tyro.conf.arg(name="")]) -> None:
-    """Train several models with several seeds: the table of a paper."""
-    from smallvit.training.comparison import compare, markdown
+    """Train several models with several seeds and print a table."""
+    from smallvit.training.comparison import markdown
+    from smallvit.training.keywords import compare
 
     table = compare(config)
-    print(f"\n{markdown(table)}\n{shown(f'{config.out}/table.md, .csv and .png have it, {config.out}/runs the runs')}")
+    wrote = f"Wrote {config.out}/table.md, .csv and .png; the runs are in {config.out}/runs"
+    print(f"\n{markdown(table)}\n{shown(wrote)}")
 
 
 def export(
     run: Run,
     /,
     format: Literal["safetensors", "stablehlo", "onnx"],
-    out: Path | None = None,
+    out: File = None,
 ) -> None:
-    """Write a trained model for other programs, checked against the original.
+    """Export a trained model for other programs, checked against the original.
 
     Args:
-        run: A run folder or a model folder.
-        format: Weights alone, a program for JAX, or a program for ONNX runtimes.
-        out: The file to write; export/model.FORMAT in the folder if not given.
+        run: A run folder or its model/.
+        format: Weights only, a program for JAX, or a program for ONNX runtimes.
+        out: File to write; by default RUN/export/model.FORMAT.
     """
-    from smallvit.exporting.formats import TOLERANCE, export_model
+    from smallvit.exporting.formats import TOLERANCE, export
 
-    path = export_model(run, format, out)
+    path = export(run, format, out)
     size = path.stat().st_size / 2**20
-    line = f"{path} ({size:.1f} MiB) gives the model's logits to {TOLERANCE:g}; {path.name}.json says how to use it"
-    print(shown(line))
+    wrote = f"{path} ({size:.1f} MiB) matches the model's logits to {TOLERANCE:g}; {path.name}.json describes its use"
+    print(shown(wrote))
 
 
 def serve(
@@ -117,34 +111,36 @@ def serve(
     /,
     host: str = "127.0.0.1",
     port: int = 8000,
-    examples: Path | None = None,
+    examples: Folder = None,
     upload_mb: float = 32,
     images: int = 64,
     queue: int = 512,
     seconds: float = 30,
     token: Text = None,
     allow_host: tuple[str, ...] = (),
+    device: Device = None,
 ) -> None:
-    """Serve a trained model: a page to try it in a browser, and JSON for programs.
+    """Serve a trained model: a page for the browser, and a JSON API.
 
     Args:
-        run: A run folder, or its model/.
-        host: The address to listen on; 0.0.0.0 lets other machines in.
-        port: The port to listen on; 0 takes any that is free.
-        examples: A folder with images that the page offers to try.
-        upload_mb: The most megabytes of one request.
-        images: The most images of one request.
-        queue: The most images that may wait for an answer.
-        seconds: The longest that an upload, and that an answer, may take.
-        token: Answer only those who send it; made and printed if the host is not this machine alone.
-        allow_host: Further names that requests may give the server, such as that of a proxy in front of it.
+        run: A run folder or its model/.
+        host: Address to listen on; 0.0.0.0 accepts connections from other machines.
+        port: Port to listen on; 0 takes any free port.
+        examples: Folder of images that the page offers as examples.
+        upload_mb: Maximum upload size per request, in MB.
+        images: Maximum number of images per request.
+        queue: Maximum number of images waiting for an answer.
+        seconds: Timeout of an upload, and of an answer, in seconds.
+        token: Token that requests must send; generated and printed if other machines can connect.
+        allow_host: Other host names accepted in requests, such as that of a reverse proxy.
+        device: Kind of device to compute on.
     """
     for package in EXTRAS["serve"]:
         need(package, "serving a model")
     from smallvit.serving import Limits
     from smallvit.serving import serve as serve_model
 
-    keep_compiled()
+    _prepare(device)
     upload = int(upload_mb * 2**20) if isfinite(upload_mb) else 0
     limits = Limits(upload=upload, memory=max(8 * upload, 1), images=images, queue=queue, seconds=seconds)
     serve_model(run, host=host, port=port, examples=examples, limits=limits, token=token, hosts=allow_host)
@@ -157,41 +153,45 @@ def predict(
     top: int = 3,
     csv: File = None,
     json: File = None,
+    device: Device = None,
 ) -> None:
-    """Say what is in images. Exits with 1 if some could not be read; these are named and left out.
+    """Classify images. Files that cannot be read are reported and skipped; the exit code is then 1.
 
     Args:
-        run: A run folder, or its model/.
-        paths: Files, folders with all below them, patterns such as "photos/*.jpg"; - is an image on standard input.
-        top: How many classes of each image.
-        csv: Write them there as CSV; - is standard output, in place of the table.
-        json: Write them there as JSON; - is standard output, in place of the table.
+        run: A run folder or its model/.
+        paths: Files, folders with everything below them, or patterns such as "photos/*.jpg"; - reads an image from
+            standard input.
+        top: Number of classes per image.
+        csv: Write CSV to this file; - is standard output, instead of the table.
+        json: Write JSON to this file; - is standard output, instead of the table.
+        device: Kind of device to compute on.
     """
     from smallvit.common.files import check_file, write_bytes
     from smallvit.data import find_images
-    from smallvit.runs.prediction import Prediction, Predictor, as_csv, as_json, predict_files
+    from smallvit.runs.answers import Prediction, as_csv, as_json
+    from smallvit.runs.prediction import Predictor, predict_files
 
     outputs = [(file, form) for file, form in ((csv, as_csv), (json, as_json)) if file is not None]
     if len({file for file, _ in outputs}) < len(outputs):
-        raise ValueError(f"--csv and --json both go to {csv}: give them different files")
+        raise ValueError(f"--csv and --json both write to {csv}: give them different files")
     for file, _ in outputs:
         check_file(Path(file))
     if not paths:
-        raise ValueError("there is nothing to predict: give files, folders, patterns, or - for standard input")
+        raise ValueError("no images given: give files, folders, patterns, or - for standard input")
     named = find_images([path for path in paths if path != "-"])
-    keep_compiled()
+    _prepare(device)
     predictor = Predictor(run)
     files = _with_standard_input(named, paths)
 
     predictions, unreadable = [], 0
-    for each in _watched(predict_files(predictor, files, top), len(files)):
-        if isinstance(each, Prediction):
-            predictions.append(each)
+    for result in _watched(predict_files(predictor, files, top), len(files)):
+        if isinstance(result, Prediction):
+            predictions.append(result)
         else:
             unreadable += 1
-            print(f"smallvit: {shown(each.reason)}", file=sys.stderr)
+            print(f"smallvit: {shown(result.reason)}", file=sys.stderr)
     for file, form in outputs:
-        content = form(predictions).encode(errors="surrogateescape")  # names of files may be any bytes
+        content = form(predictions).encode(errors="surrogateescape")  # file names may be any bytes
         if file == "-":
             sys.stdout.buffer.write(content)
             sys.stdout.flush()
@@ -199,9 +199,9 @@ def predict(
             write_bytes(Path(file), content)
     if predictions and "-" not in (csv, json):
         table = _table("file", *(str(i + 1) for i in range(len(predictions[0].classes))))
-        for each in predictions:
-            pairs = zip(each.classes, each.probabilities, strict=True)
-            table.add_row(_plain(each.file), *(_plain(f"{name} {p:.1%}") for name, p in pairs))
+        for prediction in predictions:
+            pairs = zip(prediction.classes, prediction.probabilities, strict=True)
+            table.add_row(_plain(prediction.file), *(_plain(f"{name} {p:.1%}") for name, p in pairs))
         _screen().print(table)
     if unreadable:
         sys.exit(1)
@@ -214,48 +214,51 @@ def evaluate(
     out: Folder = None,
     data_dir: Folder = None,
     batch_size: int = 256,
+    device: Device = None,
 ) -> None:
-    """Score a model on labelled images: accuracy, classes, confusion, calibration, speed.
+    """Score a model on labelled images: accuracy, per-class scores, confusion, calibration, speed.
 
     Args:
-        run: A run folder, or its model/.
-        data: As for `smallvit train`: its test images, else its validation images, or all of what is not split. By
-            default the test images of the run's own data.
-        out: Where evaluation.json and pictures go; by default RUN/evaluation.
-        data_dir: Where known data sets lie, or are downloaded to.
-        batch_size: Images of a step.
+        run: A run folder or its model/.
+        data: As for `smallvit train`: its test images, or else its validation images, or all images of data without a
+            split. By default the test images of the run's own data.
+        out: Folder for evaluation.json and the pictures; by default RUN/evaluation.
+        data_dir: Folder of known data sets; missing ones are downloaded to it.
+        batch_size: Images per step.
+        device: Kind of device to compute on.
     """
-    from smallvit.evaluation import evaluate_model
+    from smallvit.evaluation import evaluate
 
-    keep_compiled()
-    found = evaluate_model(run, data, data_dir=data_dir, batch_size=batch_size)
+    _prepare(device)
     out = out or run / "evaluation"
-    found.save(out)
+    evaluation = evaluate(run, data, out=out, data_dir=data_dir, batch_size=batch_size)
 
-    screen, scores = _screen(), found.scores
-    which = {"test": "test images", "val": "validation images", "train": "images, all that there are"}[found.part]
-    for line in (*found.notes, f"{found.model} on {len(found.split):,} {which}, of {found.data}"):
+    screen, scores = _screen(), evaluation.scores
+    which = {"test": "test images", "val": "validation images", "train": "images (the data has no split)"}
+    images = f"{evaluation.model} on {len(evaluation.split):,} {which[evaluation.part]} of {evaluation.data}"
+    for line in (*evaluation.notes, images):
         screen.print(_plain(line))
     table = Table(box=None, show_header=False, pad_edge=False)
     table.add_row("top-1", f"{scores.top1:.2f} %")
-    if len(found.classes) > 5:
+    if len(evaluation.classes) > 5:
         table.add_row("top-5", f"{scores.top5:.2f} %")
     table.add_row("loss", f"{scores.loss:.3f}")
     table.add_row("calibration error", f"{scores.ece:.2f} %")
-    table.add_row("speed", f"{found.images_per_second:,.0f} images/s in batches of {found.batch_size}, {found.device}")
+    speed = f"{evaluation.images_per_second:,.0f} images/s, batch size {evaluation.batch_size}, {evaluation.device}"
+    table.add_row("speed", speed)
     screen.print(table)
     table = _table("class", "recall", "precision", "images")
     for column in table.columns[1:]:
         column.justify = "right"
-    for row in found.per_class[:MOST_CLASSES]:
+    for row in evaluation.per_class[:MAX_CLASSES]:
         shares = ("-" if row[name] is None else f"{row[name]:.1%}" for name in ("recall", "precision"))
         table.add_row(_plain(str(row["class"])), *shares, f"{row['images']:,}")
     screen.print()
     screen.print(table)
-    if (others := len(found.classes) - MOST_CLASSES) > 0:
+    if (others := len(evaluation.classes) - MAX_CLASSES) > 0:
         screen.print(f"and {others} more in {out / 'evaluation.json'}", style="dim")
     screen.print()
-    screen.print(_plain(f"{out} has evaluation.json, confusion.png, reliability.png and worst-mistakes.png"))
+    screen.print(_plain(f"Wrote evaluation.json, confusion.png, reliability.png and worst-mistakes.png to {out}"))
 
 
 def explain(
@@ -268,42 +271,45 @@ def explain(
     compare: Folder = None,
     temperatures: bool = False,
     receptive_field: bool = False,
+    device: Device = None,
 ) -> None:
-    """Show what a model looks at: a picture for each image with map, overlay and answer.
+    """Draw what a model looks at: one picture per image with map, overlay and answer.
 
     Args:
-        run: A run folder, or its model/.
-        paths: Files, folders with all below them, patterns such as "photos/*.jpg"; - is an image on standard input.
-        out: Where the pictures go; by default RUN/explanations.
-        layer: Show what this layer reads, the first is 1, instead of the map of the whole model.
-        heads: Show each head of that layer, or of the last one, too.
-        compare: Another run, to be shown beside this one.
-        temperatures: Show how sharp and how local each layer is: temperatures, entropy and distance of its heads, on
-            the images or else the run's own test images.
-        receptive_field: Show what one token sees of the image before the first block.
+        run: A run folder or its model/.
+        paths: Files, folders with everything below them, or patterns such as "photos/*.jpg"; - reads an image from
+            standard input.
+        out: Folder for the pictures; by default RUN/explanations.
+        layer: Show what this layer attends to, counted from 1, instead of the saliency of the whole model.
+        heads: Also draw each head of that layer, or of the last one.
+        compare: Another run, shown side by side.
+        temperatures: Show how sharp and how local each layer's attention is: temperature, entropy and distance per
+            head, on the given images or the run's own test images.
+        receptive_field: Show the part of the image that one token sees before the first block.
+        device: Kind of device to compute on.
     """
     from smallvit import plots
     from smallvit.common.files import check_folder
     from smallvit.data import find_images
     from smallvit.explanation import pictures
-    from smallvit.runs.prediction import Unreadable
+    from smallvit.runs.answers import Unreadable
 
     statistics = temperatures or receptive_field
     if not paths and not statistics:
-        raise ValueError("there is nothing to explain: give images, --temperatures or --receptive-field")
+        raise ValueError("nothing to explain: give images, --temperatures or --receptive-field")
     if statistics and (heads or layer is not None or "-" in paths):
-        raise ValueError("--temperatures and --receptive-field go with neither --heads, --layer nor standard input")
+        raise ValueError("--temperatures and --receptive-field cannot be combined with --heads, --layer or -")
     runs = [run] if compare is None else [run, compare]
     out = out or run / "explanations"
     check_folder(out)
     named = find_images([path for path in paths if path != "-"])
-    keep_compiled()
+    _prepare(device)
     screen = _screen()
     if temperatures:
-        found, figure = pictures.layer_statistics(runs, named)
+        by_model, figure = pictures.layer_statistics(runs, named)
         plots.save(figure, out / "temperatures.png")
-        for name, rows in found.items():
-            table = _table(name, "temperature of each head", "sqrt(d)", "entropy", "of at most", "distance")
+        for name, rows in by_model.items():
+            table = _table(name, "temperature per head", "sqrt(d)", "entropy", "at most", "distance")
             for row in rows:
                 learned = row.temperature
                 table.add_row(
@@ -315,30 +321,26 @@ def explain(
                     "-" if row.distance is None else f"{row.distance.mean():.2f}",
                 )
             screen.print(table)
-        screen.print(_plain(f"{out / 'temperatures.png'} shows it"))
+        screen.print(_plain(f"Wrote {out / 'temperatures.png'}"))
     if receptive_field:
         fields, figure = pictures.receptive_fields(runs, named)
         plots.save(figure, out / "receptive-field.png")
         for name, field in fields.items():
             screen.print(_plain(f"{name}: one token sees {pictures.describe(field)}"))
-        screen.print(_plain(f"{out / 'receptive-field.png'} shows it"))
+        screen.print(_plain(f"Wrote {out / 'receptive-field.png'}"))
     if statistics:
         return
 
     explainer = pictures.Explainer(runs, layer=layer, heads=heads)
     files = _with_standard_input(named, paths)
-    targets = pictures.picture_names(files, out)
     table, unreadable = _table("picture", *explainer.models), 0
-    for target, each in zip(targets, _watched(explainer(files), len(files)), strict=True):
-        if isinstance(each, Unreadable):
+    for picture, explained in _watched(pictures.draw_explanations(explainer, files, out), len(files)):
+        if isinstance(explained, Unreadable):
             unreadable += 1
-            print(f"smallvit: {shown(each.reason)}", file=sys.stderr)
+            print(f"smallvit: {shown(explained.reason)}", file=sys.stderr)
             continue
-        plots.save(explainer.picture(each), Path(f"{target}-explained.png"))
-        if heads:
-            plots.save(explainer.heads_picture(each), Path(f"{target}-heads.png"))
-        answers = (_plain(f"{model.answers[0][0]} {model.answers[0][1]:.1%}") for model in each)
-        table.add_row(_plain(f"{target}-explained.png"), *answers)
+        answers = (_plain(f"{model.answers[0][0]} {model.answers[0][1]:.1%}") for model in explained)
+        table.add_row(_plain(str(picture)), *answers)
     if table.row_count:
         screen.print(table)
     if unreadable:
@@ -346,7 +348,7 @@ def explain(
 
 
 def doctor() -> None:
-    """Say what this machine and installation have, and test the fast ways against the plain ones."""
+    """Report what this machine and installation have, and test the native kernels."""
     from smallvit.doctor import examine
 
     findings = examine()
@@ -358,18 +360,23 @@ def doctor() -> None:
         sys.exit(1)
 
 
+def _prepare(device: str | None) -> None:
+    use_device(device)
+    keep_compiled()
+
+
 def _with_standard_input(named: list[Path], paths: tuple[str, ...]) -> list[Path | io.BytesIO]:
     return [*named, *([io.BytesIO(sys.stdin.buffer.read())] if "-" in paths else [])]
 
 
 def _watched(results: Iterable[T], number: int) -> Iterable[T]:
-    """With a bar, where somebody looks."""
+    """With a progress bar on a terminal."""
     console = Console(stderr=True)
     return track(results, "", number, console=console, transient=True, disable=not console.is_terminal)
 
 
 def _screen() -> Console:
-    return Console() if sys.stdout.isatty() else Console(width=1000)  # who reads a file or pipe wants no folded lines
+    return Console() if sys.stdout.isatty() else Console(width=1000)  # no folded lines in files and pipes
 
 
 def _table(*titles: str) -> Table:
@@ -380,31 +387,45 @@ def _table(*titles: str) -> Table:
 
 
 def _plain(text: str) -> RichText:
-    """As it is: no markup, no escape sequences, no bytes that are no letters."""
+    """Without markup, escape sequences and undecodable bytes."""
     return RichText(shown(text))
 
 
+COMMANDS = {f.__name__: f for f in (train, evaluate, predict, explain, export, serve, compare, models, doctor)}
+
+
 def main() -> None:
-    if sys.argv[1:2] != ["serve"]:  # which has to give back the memory of large images
-        restart_fast()
-    commands = {
-        "train": train,
-        "evaluate": evaluate,
-        "predict": predict,
-        "explain": explain,
-        "export": export,
-        "serve": serve,
-        "compare": compare,
-        "models": models,
-        "doctor": doctor,
-    }
-    try:
-        tyro.extras.subcommand_cli_from_dict(
-            commands,
-            prog="smallvit",
-            description="Vision transformers that learn from small image data sets.",
-            config=(tyro.conf.OmitArgPrefixes,),
+    command, *args = sys.argv[1:] or ["--help"]
+    if command in ("-h", "--help"):
+        print(_overview())
+    elif command == "--version":
+        print(f"smallvit {__version__}")
+    elif command in COMMANDS:
+        _run(command, args)
+    else:
+        what = "option" if command.startswith("-") else "command"
+        hint = did_you_mean(command, [*COMMANDS, "--help", "--version"])
+        _end(f"unknown {what} {command!r}{hint or ':'} `smallvit --help` lists all commands", 2)
+
+
+def _overview() -> str:
+    lines = [f"  {name:10} {(command.__doc__ or '').splitlines()[0]}" for name, command in COMMANDS.items()]
+    return "\n".join(
+        (
+            "usage: smallvit [-h] [--version] COMMAND ...",
+            "",
+            "Vision transformers that learn from small image data sets.",
+            "",
+            *lines,
+            "",
+            "`smallvit COMMAND --help` shows the options of a command.",
         )
+    )
+
+
+def _run(command: str, args: list[str]) -> None:
+    try:
+        tyro.cli(COMMANDS[command], prog=f"smallvit {command}", args=args, config=(tyro.conf.OmitArgPrefixes,))
     except ValueError as error:
         _end(str(error), 2)
     except Stopped as error:

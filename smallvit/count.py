@@ -1,54 +1,68 @@
 """How large and how expensive a model is, found from its shapes without running it."""
 
+import csv
+import io
 import re
 import sys
 from collections.abc import Iterator
 from functools import partial
 from math import prod
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
 from smallvit import kernels
+from smallvit.catalogue import FILE, Entry
+from smallvit.common.files import write_bytes
 from smallvit.ops import Size, pair
-from smallvit.registry import create_model, preset
+from smallvit.registry import create_model, list_models, preset
 
 
-class Description(NamedTuple):
-    paper: str
-    image_size: tuple[int, int]
-    parameters: int
-    multiply_adds: int
-    spt: bool
-    lsa: bool
-
-
-def describe(name: str, *, image_size: Size | None = None, num_classes: int = 1000) -> Description:
-    """What there is to know about a registered model at an image size, its own when none is given."""
+def describe(name: str, *, image_size: Size | None = None, num_classes: int = 1000) -> Entry:
+    """What there is to know about a registered model at an image size, by default its own."""
     cls, fields = preset(name)
     size = fields["image_size"] if image_size is None else image_size
     model = create_model(name, num_classes=num_classes, image_size=size)
     paper = re.search(r"https://[^\s)]+", sys.modules[cls.__module__].__doc__ or "")
-    return Description(
+    variables = _shapes(model, size, 3)
+    return Entry(
+        name=name,
+        cls=cls.__name__,
         paper=paper[0] if paper else "",
         image_size=pair(size),
-        parameters=parameters(model, size),
-        multiply_adds=multiply_adds(model, size),
-        spt=hasattr(model, "spt"),
-        lsa=hasattr(model, "lsa"),
+        parameters=_size(variables),
+        multiply_adds=_cost(model, variables, size, 3),
     )
 
 
+def write_catalogue() -> None:
+    """Stores every model's entry, so that `smallvit models` need not compute it."""
+    rows = io.StringIO()
+    writer = csv.writer(rows, lineterminator="\n")
+    writer.writerow(["name", "class", "paper", "image_size", "parameters", "multiply_adds"])
+    for name in list_models():
+        entry = describe(name)
+        writer.writerow([*entry[:3], "x".join(map(str, entry.image_size)), entry.parameters, entry.multiply_adds])
+    write_bytes(FILE, f"# Made by: python -m smallvit.count\n{rows.getvalue()}".encode())
+
+
 def parameters(model: nn.Module, image_size: Size, channels: int = 3) -> int:
-    """The number of trained numbers."""
-    return sum(leaf.size for leaf in jax.tree.leaves(_shapes(model, image_size, channels)["params"]))
+    """The number of trained parameters."""
+    return _size(_shapes(model, image_size, channels))
 
 
 def multiply_adds(model: nn.Module, image_size: Size, channels: int = 3) -> int:
-    """Multiplications with an addition in the products and convolutions of one image's forward pass."""
-    variables = _shapes(model, image_size, channels)
+    """Multiply-adds in the products and convolutions of one image's forward pass."""
+    return _cost(model, _shapes(model, image_size, channels), image_size, channels)
+
+
+def _size(variables: Any) -> int:
+    return sum(leaf.size for leaf in jax.tree.leaves(variables["params"]))
+
+
+def _cost(model: nn.Module, variables: Any, image_size: Size, channels: int) -> int:
     # As papers count: every token to the end, which is how it goes when the maps are asked for.
     apply = partial(model.apply, mutable="intermediates")
     with kernels.disabled():  # whose products do not show
@@ -96,3 +110,7 @@ def _depthwise(eqn: Any) -> int:
 
 
 _COSTS = {"dot_general": _dot, "conv_general_dilated": _convolution, "jit": _depthwise}
+
+
+if __name__ == "__main__":
+    write_catalogue()

@@ -1,4 +1,4 @@
-"""What this machine and installation have, and whether the fast ways give the same numbers as the plain ones."""
+"""Reports what this machine and installation have, and tests the native kernels against pure JAX."""
 
 import os
 import platform
@@ -44,10 +44,10 @@ def examine() -> list[Finding]:
 
 def _memory() -> str:
     if not fast_env():
-        return "as the system hands it out: the settings are for glibc"
+        return "system defaults: the settings are for glibc"
     if all(os.environ.get(name) for name in fast_env()):
         return f"huge pages, {', '.join(fast_env())} is set"
-    return "small pages: set what smallvit.fast_env() says before Python starts, as the commands do themselves"
+    return "small pages: set the variables of smallvit.fast_env() before Python starts, as the commands do"
 
 
 def _extra(name: str, wanted: tuple[str, ...]) -> Finding:
@@ -57,7 +57,7 @@ def _extra(name: str, wanted: tuple[str, ...]) -> Finding:
 
 
 def _self_test() -> list[Finding]:
-    """A small model and its gradient, with the kernels and without."""
+    """Compares a small model and its gradient with and without the kernels."""
     if not kernels.usable():
         return []
     model = create_model("sl_vit_tiny_data", num_classes=10, image_size=32, depth=2)
@@ -76,5 +76,5 @@ def _self_test() -> list[Finding]:
     off = max(np.abs(a - b).max() / max(np.abs(b).max(), 1e-6) for a, b in zip(fast, plain, strict=True))
     if off > TOLERANCE:
         remedy = f"switch them off with {kernels.VARIABLE}=0"
-        return [Finding("self-test", f"the kernels are off by {off:.1e}: {remedy}", wrong=True)]
+        return [Finding("self-test", f"the kernels differ by {off:.1e}: {remedy}", wrong=True)]
     return [Finding("self-test", f"loss and gradients with and without kernels agree to {off:.1e}")]

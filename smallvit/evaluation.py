@@ -1,4 +1,4 @@
-"""How good a trained model is, on any labelled images."""
+"""Scores of a trained model on labelled images."""
 
 import time
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ from smallvit.runs.source import own_images, source_of
 class Evaluation:
     model: str
     data: str
-    part: str  # test or val; or train, which is all there is of what is not split
+    part: str  # test or val; or train: all images of data without a split
     classes: tuple[str, ...]
     split: Split
     scores: Scores
@@ -31,7 +31,7 @@ class Evaluation:
 
     @property
     def per_class(self) -> list[dict[str, str | int | float | None]]:
-        """Recall, precision and number of images, the lowest recall first."""
+        """Recall, precision and number of images per class, lowest recall first."""
         return per_class(self.scores.confusion, self.classes)
 
     def to_json(self) -> dict[str, Any]:
@@ -55,7 +55,7 @@ class Evaluation:
         }
 
     def save(self, folder: Path) -> None:
-        """Three pictures, and evaluation.json, which comes last."""
+        """Writes three pictures and, last, evaluation.json."""
         self.draw(folder)
         write_json(folder / "evaluation.json", self.to_json())
 
@@ -72,17 +72,23 @@ class Evaluation:
         plots.save(figure, folder / "worst-mistakes.png")
 
 
-def evaluate_model(
-    run: str | Path, data: str | Path | None = None, *, data_dir: str | Path | None = None, batch_size: int = 256
+def evaluate(
+    run: str | Path,
+    data: str | Path | None = None,
+    *,
+    out: str | Path | None = None,
+    data_dir: str | Path | None = None,
+    batch_size: int = 256,
 ) -> Evaluation:
-    """Scores a run or model folder on the test images of `data`, or without it on those of the run's own data.
+    """Scores a trained model on the test images of `data`, by default those of the run's own data.
 
     Args:
-        run: A run folder, or its model/.
+        run: A run folder or its model/.
         data: Anything that `load_data` takes: its test images, or else its validation images, or all images of a
-            folder or file that is not split. Class names must be the model's, in any order.
-        data_dir: Where the files of known sets are.
-        batch_size: Images of a step; the result does not depend on it.
+            folder or file without a split. Class names must be the model's, in any order.
+        out: Folder to write evaluation.json and the pictures to.
+        data_dir: Folder of known data sets.
+        batch_size: Images per step; the scores do not depend on it.
     """
     if batch_size < 1:
         raise ValueError(f"batch_size={batch_size} must be at least 1")
@@ -91,15 +97,18 @@ def evaluate_model(
         images = own_images(run, saved)
     else:
         images = load_held_out(data, saved.classes, saved.preprocess, data_dir=data_dir)
-    return evaluate_images(saved, images, batch_size)
+    evaluation = evaluate_images(saved, images, batch_size)
+    if out is not None:
+        evaluation.save(Path(out))
+    return evaluation
 
 
 def evaluate_images(saved: Saved, images: HeldOut, batch_size: int = 256) -> Evaluation:
-    """The same on images that are loaded."""
+    """Scores a model on images that are already loaded."""
     batch_size = min(batch_size, len(images.split))
     predict = jax.jit(make_predict(saved.model, saved.preprocess))
     variables = jax.device_put(saved.variables)
-    predict(variables, images.split.images[:batch_size]).block_until_ready()  # the compilation is not to be timed
+    predict(variables, images.split.images[:batch_size]).block_until_ready()  # do not time the compilation
     begun = time.monotonic()
     scores = score_split(lambda batch: predict(variables, batch), images.split, batch_size)
     seconds = time.monotonic() - begun

@@ -1,10 +1,11 @@
 """Models by name: one dictionary, filled by the files of `models/`."""
 
 from dataclasses import fields as dataclass_fields
-from difflib import get_close_matches
 from fnmatch import fnmatch
+from importlib import import_module
 from typing import Any, NamedTuple
 
+from smallvit.common.words import did_you_mean
 from smallvit.layers import Classifier
 from smallvit.ops import Size
 
@@ -30,6 +31,7 @@ def register(cls: type[Classifier], **presets: dict[str, Any]) -> None:
 
 def list_models(pattern: str = "*") -> list[str]:
     """All names that `create_model` knows and that match, as in `list_models("vit*")`."""
+    import_module("smallvit.models")  # its files register their presets
     return sorted(name for base in PRESETS for name in (base, f"sl_{base}") if fnmatch(name, pattern))
 
 
@@ -42,7 +44,9 @@ def create_model(name: str, *, num_classes: int = 1000, image_size: Size | None 
     known = [f.name for f in dataclass_fields(cls) if f.name not in ("parent", "name")]
     for field in fields:
         if field not in known:
-            raise ValueError(f"{name} has no field {field!r}{_did_you_mean(field, known)}: it has {', '.join(known)}")
+            raise ValueError(
+                f"{name} has no field {field!r}{did_you_mean(field, known) or '.'} Its fields: {', '.join(known)}"
+            )
 
     add_ons = {"spt": True, "lsa": True} if name.startswith("sl_") else {}
     size = defaults["image_size"] if image_size is None else image_size
@@ -56,10 +60,7 @@ def create_model(name: str, *, num_classes: int = 1000, image_size: Size | None 
 def preset(name: str) -> Preset:
     """The class and the fields behind a name."""
     if name not in list_models():
-        raise ValueError(f"unknown model {name!r}{_did_you_mean(name, list_models())}: list_models() has all names")
+        raise ValueError(
+            f"unknown model {name!r}{did_you_mean(name, list_models()) or ':'} `smallvit models` lists all"
+        )
     return PRESETS[name.removeprefix("sl_")]
-
-
-def _did_you_mean(word: str, words: list[str]) -> str:
-    close = get_close_matches(word, words)
-    return f", did you mean {' or '.join(map(repr, close))}?" if close else ""

@@ -1,4 +1,4 @@
-"""A run on one page: report.html needs no other file, no network and no script."""
+"""A run on one page: report.html is self-contained, without network or scripts."""
 
 import base64
 import html
@@ -10,29 +10,29 @@ from smallvit.common.text import shown
 
 Row = Mapping[str, str | int | float | None]
 
-# In the page's order: name of the figure, heading, what to see in it. Others follow under their own name.
+# In the order of the page: figure, heading, caption. Other figures follow under their own names.
 FIGURES = {
     "curves": ("Training", "Loss, accuracy and learning rate by epoch."),
     "confusion": (
-        "Confusion: what is taken for what",
-        "A row holds the images of one class, a column what they were taken for. A perfect model fills the diagonal.",
+        "Confusion matrix",
+        "Rows are true classes, columns predicted ones. A perfect model fills the diagonal.",
     ),
     "mistakes": (
         "The worst mistakes",
-        "Wrong, and most sure of it: in red what the model says, below it the label. "
-        "Some may be labelled wrongly: these are the first to check.",
+        "The most confident wrong predictions, in red, above the true label. "
+        "Some images may be mislabelled: check these first.",
     ),
     "attention": (
         "What the model looks at",
-        "The image, the map of what the model looks at, and both together. Bright is much.",
+        "The image, the map of what the model looks at, and both together. Bright areas matter most.",
     ),
-    "augmented": ("What it was trained on", "Images as they are, and as one batch of training saw them."),
+    "augmented": ("Augmentation", "Images as they are, and as training saw them in one batch."),
     "reliability": (
-        "Whether its confidence can be trusted",
-        "Bars below the diagonal: the model is surer than it should be. Above: it could be surer.",
+        "Calibration",
+        "Bars below the diagonal: the model is overconfident. Above it: underconfident.",
     ),
 }
-MOST_ROWS = 20  # of a table, the rest is folded
+MOST_ROWS = 20  # of a table; the others are collapsed
 
 
 def write_report(
@@ -50,8 +50,9 @@ def write_report(
 ) -> Path:
     """Writes report.html into the folder and returns its path.
 
-    `summary` becomes the cards at the top, `classes` the table of `per_class`, `details` the folds at the end, such as
-    {"Configuration": {...}, "Versions": {...}}. Figures are PNG files, their paths absolute or from the folder.
+    `summary` becomes the cards at the top, `classes` the table of `per_class`, `details` the collapsed sections at the
+    end, such as {"Configuration": {...}, "Versions": {...}}. Figures are PNG files with paths that are absolute or
+    relative to the folder.
     """
     figures = dict(figures or {})
     known = [name for name in FIGURES if name in figures]
@@ -117,7 +118,7 @@ def _notes(notes: Sequence[str]) -> str:
 
 def _figure(name: str, path: Path) -> str:
     if not path.is_file():
-        raise ValueError(f"the figure {str(path)!r} is not there: save it before the report, or leave it out")
+        raise ValueError(f"the figure {str(path)!r} does not exist: save it before the report, or leave it out")
     heading, caption = FIGURES.get(name, (name, ""))
     data = base64.b64encode(path.read_bytes()).decode()
     image = f"<img src='data:image/png;base64,{data}' alt='{escape(heading)}'>"

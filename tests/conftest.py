@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tests.runs import QUICK, command
+from tests.runs import QUICK, command, missing, required
 
 jaxtyping.install_import_hook("smallvit", "beartype.beartype")
 
@@ -75,10 +75,10 @@ def reference(photos: Path, env: dict[str, str], tmp_path_factory: pytest.TempPa
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
-    playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+    playwright = required("playwright.sync_api")
     chromium = shutil.which("chromium") or shutil.which("chromium-browser")
     if chromium is None:
-        pytest.skip("there is no chromium on this machine")
+        missing("there is no chromium on this machine")
     # A sandbox needs rights that root in a container does not have.
     args = ["--no-sandbox"] if os.geteuid() == 0 else []
     with playwright.sync_playwright() as driver:

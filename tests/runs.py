@@ -1,15 +1,34 @@
 """What the tests of whole training runs share."""
 
 import csv
+import os
 import sys
+from importlib import import_module
 from pathlib import Path
+from typing import Any, NoReturn
+
+import pytest
 
 TINY = ["--model", "sl_vit_tiny_data", "--fields", "dim=16", "depth=1", "heads=2", "mlp_dim=16", "drop_path=0.1"]
 QUICK = [*TINY, "--epochs", "6", "--batch-size", "16", "--learning-rate", "0.01", "--ema", "0.1"]
 
 
+def missing(reason: str) -> NoReturn:
+    """Skips a test, or fails it where everything is there to be tested (.ci/run)."""
+    if os.environ.get("SMALLVIT_TEST_ALL"):
+        pytest.fail(reason)
+    pytest.skip(reason)
+
+
+def required(package: str) -> Any:
+    try:
+        return import_module(package)
+    except ImportError:
+        missing(f"{package} is not installed")
+
+
 def command(*args: object) -> list[str]:
-    return [sys.executable, "-m", "smallvit.cli", "train", *map(str, args)]
+    return [sys.executable, "-m", "smallvit", "train", *map(str, args)]
 
 
 def checkpoints(folder: Path) -> list[Path]:

@@ -61,7 +61,7 @@ BROKEN = {
 @contextmanager
 def serving(run: Path, *args: object, env: Mapping[str, str] = os.environ) -> Iterator[tuple[str, int]]:
     """The command itself, on a free port: its address and its process."""
-    command = [sys.executable, "-m", "smallvit.cli", "serve", str(run), "--port", "0", *map(str, args)]
+    command = [sys.executable, "-m", "smallvit", "serve", str(run), "--port", "0", *map(str, args)]
     with subprocess.Popen(command, env=env, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         try:

@@ -1,5 +1,6 @@
 """The command line, run as a user does."""
 
+import os
 import re
 import subprocess
 import sys
@@ -7,12 +8,15 @@ import sys
 import jax
 import pytest
 
-from smallvit import kernels
+from smallvit import __version__, kernels
+from smallvit.common.env import fast_env
 from smallvit.doctor import examine
+
+ENV = {**os.environ, "SMALLVIT_FAST_ENV": "0"}
 
 
 def smallvit(*args: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "smallvit.cli", *args]
+    command = [sys.executable, "-m", "smallvit", *args]
     return subprocess.run(command, capture_output=True, text=True, timeout=120)
 
 
@@ -20,7 +24,65 @@ def test_models_lists_size_and_cost():
     run = smallvit("models", "vit_small_data", "--num-classes", "200", "--image-size", "64")
     assert run.returncode == 0, run.stderr
     line = next(line for line in run.stdout.splitlines() if line.startswith("vit_small_data"))
-    assert line.split() == ["vit_small_data", "arXiv", "2010.11929", "64x64", "2,756,744", "190", "M", "yes", "yes"]
+    assert line.split() == ["vit_small_data", "arXiv", "2010.11929", "64x64", "2,756,744", "190", "M"]
+
+
+def test_models_is_immediate():
+    """The stored figures are shown: nothing that computes is imported."""
+    code = """
+import sys
+from smallvit.cli import main
+sys.argv = ["smallvit", "models", "*vit_tiny_patch16"]
+main()
+assert not {"jax", "flax"} & sys.modules.keys()
+"""
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, env=ENV)
+    assert run.returncode == 0, run.stderr
+    assert run.stdout.splitlines()[1].split()[:5] == ["vit_tiny_patch16", "arXiv", "2010.11929", "224x224", "5,717,416"]
+
+
+@pytest.mark.parametrize(
+    "args", [["--help"], ["--version"], ["trian"], ["train", "--batchsize", "3"], ["train", "--help"]]
+)
+def test_no_command_waits_for_what_it_does_not_need(args: list[str]):
+    code = f"""
+import sys
+from smallvit.cli import main
+sys.argv = ["smallvit", *{args}]
+try:
+    main()
+except SystemExit as ended:
+    print("code", ended.code)
+assert not {{"jax", "flax", "orbax", "matplotlib"}} & sys.modules.keys()
+"""
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, env=ENV)
+    assert run.returncode == 0, run.stderr
+    printed = {
+        "--help": "evaluate",
+        "--version": f"smallvit {__version__}",
+        "trian": "did you mean 'train'? `smallvit --help` lists all commands",
+    }.get(args[0], "--batch-size")
+    assert printed in run.stdout + run.stderr
+    assert ("code 2" in run.stdout) == (args[0] == "trian" or "--batchsize" in args)
+
+
+@pytest.mark.parametrize("name", ["train", "explain"])
+def test_checkpoints_and_pictures_wait_for_their_libraries(name: str):
+    code = f"import sys, smallvit; smallvit.{name}; assert not {{'orbax', 'matplotlib'}} & sys.modules.keys()"
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, env=ENV)
+    assert run.returncode == 0, run.stderr
+
+
+def test_the_process_restarts_once_with_the_memory_settings():
+    if not fast_env():
+        pytest.skip("the settings are for glibc")
+    code = "import os, sys; from smallvit.common.env import restart_fast; print(len(sys.modules)); restart_fast(); "
+    code += "print(os.environ['GLIBC_TUNABLES'])"
+    env = {name: value for name, value in os.environ.items() if name not in ("GLIBC_TUNABLES", "SMALLVIT_FAST_ENV")}
+    run = subprocess.run([sys.executable, "-uc", code], capture_output=True, text=True, timeout=60, env=env)
+    first, second, settings = run.stdout.splitlines()
+    assert first == second  # one restart, and nothing more is loaded the second time
+    assert settings == fast_env()["GLIBC_TUNABLES"]
 
 
 def test_doctor_examines_and_tests_itself():

@@ -4,9 +4,14 @@ import flax.linen as nn
 import jax.numpy as jnp
 import pytest
 
-from smallvit import create_model
+from smallvit import create_model, list_models
+from smallvit.catalogue import catalogue
 from smallvit.count import describe, multiply_adds
 from smallvit.layers import Conv, Dense
+from smallvit.registry import PRESETS
+
+list_models()  # fills PRESETS
+FIRST = {preset.cls: name for name, preset in reversed(PRESETS.items())}.values()  # a preset of each class
 
 # Of the small-data paper (https://arxiv.org/abs/2112.13492), in millions, at 64 pixels: plain, with SPT and LSA.
 PAPER = {
@@ -37,7 +42,13 @@ def test_by_hand():
     assert multiply_adds(TwoLayers(), (4, 6)) == 2 * 3 * (8 * 9 * 3 + 8 * 9 + 8 * 5)
 
 
-def test_description():
-    row = describe("vit_tiny_patch16")
-    assert row.paper == "https://arxiv.org/abs/2010.11929"
-    assert (row.image_size, row.parameters, row.spt, row.lsa) == ((224, 224), 5_717_416, True, True)
+@pytest.mark.usefixtures("as_a_user")  # large models: the checks of types would double the time
+@pytest.mark.parametrize("name", [*PRESETS, *(f"sl_{name}" for name in FIRST)])
+def test_the_catalogue_is_up_to_date(name: str):
+    """If not: python -m smallvit.count"""
+    assert catalogue(name) == [describe(name)]
+
+
+def test_the_catalogue_lists_every_model():
+    """If not: python -m smallvit.count"""
+    assert [entry.name for entry in catalogue()] == list_models()

@@ -305,7 +305,7 @@ def test_policies_are_those_found_on_the_set():
 
 
 def test_unknown_name_is_guessed():
-    with pytest.raises(ValueError, match=r"unknown data set 'cifr10', did you mean 'cifar10'"):
+    with pytest.raises(ValueError, match=r"cifr10: there is no such folder or file, did you mean 'cifar10'"):
         load_data("cifr10")
 
 

@@ -7,8 +7,11 @@ from pathlib import Path
 import pytest
 
 import smallvit
+from smallvit.catalogue import catalogue
+from tools.make_tables import filled
 
 DOCS = Path(__file__).parents[1] / "docs"
+PAGES = sorted(DOCS.rglob("*.md"))
 
 
 def test_the_reference_has_every_public_name():
@@ -22,9 +25,29 @@ def test_the_reference_has_every_public_name():
     assert [name for name in smallvit.__all__ if not any(getattr(smallvit, name) is each for each in shown)] == []
 
 
-@pytest.mark.parametrize("page", ["../README.md", *(path.name for path in sorted(DOCS.glob("*.md")))])
+@pytest.mark.parametrize("page", ["../README.md", *(str(path.relative_to(DOCS)) for path in PAGES)])
 def test_what_a_page_points_to_is_there(page: str):
     path = DOCS / page
     targets = [link.split("#")[0] for link in re.findall(r"\]\(([^)\s]+)\)", path.read_text())]
     missing = [each for each in targets if each and "://" not in each and not (path.parent / each).exists()]
     assert missing == []
+
+
+@pytest.mark.parametrize("page", sorted((DOCS / "models").glob("*.md")), ids=lambda page: page.stem)
+def test_the_tables_of_a_model_page_are_up_to_date(page: Path):
+    """If not: python -m tools.make_tables"""
+    assert page.read_text() == filled(page.read_text())
+
+
+def test_every_preset_is_on_a_page():
+    text = "".join(page.read_text() for page in (DOCS / "models").glob("*.md"))
+    assert [entry.name for entry in catalogue() if f"`{entry.name.removeprefix('sl_')}`" not in text] == []
+
+
+def test_the_site_lists_every_page():
+    listed = re.findall(r": (\S+\.md)$", (DOCS.parent / "mkdocs.yml").read_text(), re.MULTILINE)
+    assert sorted(listed) == sorted(str(page.relative_to(DOCS)) for page in PAGES)
+
+
+def test_the_readme_is_short():
+    assert len((DOCS.parent / "README.md").read_text().splitlines()) <= 200

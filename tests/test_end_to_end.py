@@ -21,7 +21,7 @@ pytestmark = pytest.mark.xdist_group("end_to_end")
 
 def typed(env: dict[str, str], *args: object, code: int = 0) -> subprocess.CompletedProcess[str]:
     """`smallvit ARGS` in a process of its own."""
-    command = [sys.executable, "-m", "smallvit.cli", *map(str, args)]
+    command = [sys.executable, "-m", "smallvit", *map(str, args)]
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=200)
     assert done.returncode == code, done.stderr
     return done

@@ -13,7 +13,7 @@ from PIL import Image
 
 from smallvit import cli
 from smallvit.data import Preprocess
-from smallvit.evaluation import evaluate_model
+from smallvit.evaluation import evaluate
 from smallvit.runs.prediction import Predictor
 from smallvit.runs.saved import Spec, from_pretrained, save_model
 
@@ -45,7 +45,7 @@ def run(monkeypatch: pytest.MonkeyPatch, *args: object) -> int:
 
 
 def test_all_images_of_a_folder_under_the_models_labels(model: Path, photos: Path):
-    found = evaluate_model(model, photos, batch_size=50)
+    found = evaluate(model, photos, batch_size=50)
     assert (found.data, found.part, len(found.split)) == ("photos", "train", 72)
     predictor = Predictor(from_pretrained(model))
     right = 0
@@ -64,7 +64,7 @@ def test_test_before_val(parts: list[str], model: Path, photos: Path, tmp_path: 
             (tmp_path / "split" / part / name).mkdir(parents=True)
             for i in range(number):
                 shutil.copy(photos / name / f"{i}.png", tmp_path / "split" / part / name)
-    found = evaluate_model(model, tmp_path / "split")
+    found = evaluate(model, tmp_path / "split")
     assert found.part == parts[-1]
     assert found.scores.confusion.sum(axis=1).tolist() == [len(parts), 0, len(parts)]
     assert found.notes == (f"{parts[-1]} has no images of green",)
@@ -74,7 +74,7 @@ def test_arrays_of_other_sizes_and_channels(model: Path, tmp_path: Path):
     grey = np.random.default_rng(0).integers(0, 256, (6, 24, 24)).astype(np.uint8)
     classes = np.array(["blue", "red"])
     np.savez(tmp_path / "a.npz", images=grey, labels=[0, 1, 0, 1, 1, 1], classes=classes)
-    found = evaluate_model(model, tmp_path / "a.npz")
+    found = evaluate(model, tmp_path / "a.npz")
     assert found.split.images.shape == (6, 12, 12, 3)
     assert found.scores.confusion.sum(axis=1).tolist() == [4, 0, 2]
 
@@ -83,7 +83,7 @@ def test_broken_images_are_left_out(model: Path, photos: Path, tmp_path: Path):
     (tmp_path / "few/red").mkdir(parents=True)
     shutil.copy(photos / "red/0.png", tmp_path / "few/red")
     (tmp_path / "few/red/1.png").write_bytes((photos / "red/1.png").read_bytes()[:-200])
-    found = evaluate_model(model, tmp_path / "few")
+    found = evaluate(model, tmp_path / "few")
     assert len(found.split) == 1
     assert "skipped 1 file that cannot be read: red/1.png" in found.notes[0]
     assert json.loads(json.dumps(found.to_json(), allow_nan=False))["per_class"][1]["recall"] is None
@@ -109,7 +109,7 @@ def test_a_run_on_its_own_test_images(reference: Path, photos: Path, tmp_path: P
     assert "top-5" not in printed  # of three classes
 
     # The folder that it was trained on, named: not the images that it has seen.
-    found = evaluate_model(folder / "model", photos)
+    found = evaluate(folder / "model", photos)
     assert (found.part, len(found.split)) == ("test", 6)
 
     config = json.loads((folder / "config.json").read_text())
@@ -118,19 +118,19 @@ def test_a_run_on_its_own_test_images(reference: Path, photos: Path, tmp_path: P
     (changed / "red/3.png").unlink()
     config["config"]["data"] = str(changed)
     (folder / "config.json").write_text(json.dumps(config))
-    assert "has changed since the training" in evaluate_model(folder).notes[-1]
+    assert "has changed since the training" in evaluate(folder).notes[-1]
 
     shutil.rmtree(changed)
     assert run(monkeypatch, folder, "--out", tmp_path / "none") == 2
-    assert f"cannot be had ({changed}: there is no such folder or file): give other data" in capfd.readouterr().err
+    assert f"is not available ({changed}: there is no such folder or file): give other data" in capfd.readouterr().err
     assert not (tmp_path / "none").exists()
 
 
 MISTAKES = {
     "no model": (["{photos}"], "{photos} holds no model"),
-    "no data": (["{model}"], "{model} does not say what it was trained on: give the data"),
+    "no data": (["{model}"], "the data that {model} was trained on is unknown: give the data"),
     "missing": (["{model}", "{tmp}/x"], "{tmp}/x: there is no such folder or file"),
-    "a name nearly right": (["{model}", "cifar11"], "unknown data set 'cifar11', did you mean"),
+    "a name nearly right": (["{model}", "cifar11"], "cifar11: there is no such folder or file, did you mean 'cifar10'"),
     "other classes": (["{model}", "{tmp}/other"], "{tmp}/other has classes that the model does not know: cat, dog; it"),
     "other names": (["{model}", "fashion-mnist-10k"], "fashion-mnist-10k has classes that the model does not know: T-"),
     "no class folders": (["{model}", "{photos}/red"], "{photos}/red holds no images in class folders"),

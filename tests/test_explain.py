@@ -157,7 +157,7 @@ def test_token_grid(tokens, shape, found):
 
 @pytest.mark.parametrize("tokens", [1, 2, 8])
 def test_no_token_grid(tokens):
-    with pytest.raises(ValueError, match=f"{tokens} tokens do not fill a grid that is shaped like 32 x 32"):
+    with pytest.raises(ValueError, match=f"{tokens} tokens do not fill a grid of the shape of 32 x 32"):
         explanation.token_grid(tokens, (32, 32))
 
 

@@ -12,7 +12,8 @@ from smallvit import cli
 from smallvit.data import Preprocess
 from smallvit.explanation import saliency
 from smallvit.explanation.pictures import Explainer, named_models, picture_names, receptive_fields
-from smallvit.runs.prediction import Predictor, Unreadable
+from smallvit.runs.answers import Unreadable
+from smallvit.runs.prediction import Predictor
 from smallvit.runs.saved import Spec, save_model
 from tests.test_explain import some_variables
 
@@ -136,13 +137,16 @@ def test_the_command_on_layers_and_first_tokens(models, pictures: Path, tmp_path
 
 MISTAKES = {
     "no model": (["{pictures}", "{pictures}"], "{pictures} holds no model"),
-    "nothing": (["{plain}"], "there is nothing to explain: give images, --temperatures or --receptive-field"),
+    "nothing": (["{plain}"], "nothing to explain: give images, --temperatures or --receptive-field"),
     "missing": (["{plain}", "{pictures}/x.png"], "{pictures}/x.png: there is no such file or folder"),
     "layer": (["{plain}", "{pictures}", "--layer", "3"], "layer 3 of vit_tiny_data must be from 1 to 2"),
     "layer 0": (["{plain}", "{pictures}", "--layer", "0"], "layer 0 of vit_tiny_data must be from 1 to 2"),
     "itself": (["{plain}", "{pictures}", "--compare", "{plain}"], "{plain} would be compared with itself"),
-    "both": (["{plain}", "{pictures}", "--temperatures", "--heads"], "--temperatures and --receptive-field go with"),
-    "no test images": (["{plain}", "--temperatures"], "the test images of {plain} cannot be had: give images"),
+    "both": (
+        ["{plain}", "{pictures}", "--temperatures", "--heads"],
+        "--temperatures and --receptive-field cannot be combined",
+    ),
+    "no test images": (["{plain}", "--temperatures"], "the test images of {plain} are not available: give images"),
     "broken": (["{plain}", "{pictures}", "--temperatures"], "cannot read {pictures}/broken.png"),
     "a file": (["{plain}", "{pictures}", "--out", "{pictures}/one.png"], "{pictures}/one.png is a file"),
     "over": (["{plain}", "{pictures}", "{tmp}/a-explained.png", "{tmp}/a.png", "--out", "{tmp}"], "{tmp}/a-explained"),

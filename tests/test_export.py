@@ -17,6 +17,7 @@ from smallvit.exporting import formats
 from smallvit.runs.prediction import Predictor
 from smallvit.runs.saved import Saved, Spec, save_model
 from tests.cases import CASES, Case
+from tests.runs import required
 
 SPEC = Spec("sl_vit_tiny_data", 3, (8, 12), dict(dim=16, depth=1, heads=2, mlp_dim=16, patch_size=4))
 PREPROCESS = Preprocess((8, 12), 3, "pad", (0.5, 0.4, 0.3), (0.2, 0.2, 0.2))
@@ -53,13 +54,13 @@ def test_stablehlo_of_every_architecture(name: str):
 # Every architecture can; a row that could not would be named here, with the operation that ONNX lacks.
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_onnx_of_every_architecture(name: str):
-    pytest.importorskip("jax2onnx")
-    pytest.importorskip("onnxruntime")
+    required("jax2onnx")
+    required("onnxruntime")
     assert formats.convert(saved(CASES[name]), "onnx")
 
 
 def test_a_stablehlo_file_predicts_alone(folder: Path, tmp_path: Path):
-    path = smallvit.export_model(folder, "stablehlo", tmp_path / "out" / "m.stablehlo")
+    path = smallvit.export(folder, "stablehlo", tmp_path / "out" / "m.stablehlo")
     program = jax.export.deserialize(bytearray(path.read_bytes()))
     assert program.platforms == ("cpu", "cuda", "tpu")
     probabilities = jax.nn.softmax(program.call(images()), axis=-1)
@@ -72,9 +73,9 @@ def test_a_stablehlo_file_predicts_alone(folder: Path, tmp_path: Path):
 
 
 def test_an_onnx_file_predicts_alone(folder: Path, tmp_path: Path):
-    pytest.importorskip("jax2onnx")
-    onnxruntime = pytest.importorskip("onnxruntime")
-    session = onnxruntime.InferenceSession(smallvit.export_model(folder, "onnx", tmp_path / "m.onnx"))
+    required("jax2onnx")
+    onnxruntime = required("onnxruntime")
+    session = onnxruntime.InferenceSession(smallvit.export(folder, "onnx", tmp_path / "m.onnx"))
     (logits,) = session.run(None, {"images": images()})
     np.testing.assert_allclose(jax.nn.softmax(logits, axis=-1), Predictor(folder)(images()), atol=1e-5)
     metadata = session.get_modelmeta().custom_metadata_map
@@ -83,16 +84,16 @@ def test_an_onnx_file_predicts_alone(folder: Path, tmp_path: Path):
 
 
 def test_safetensors_have_weights_and_facts_in_one_file(folder: Path, tmp_path: Path):
-    path = smallvit.export_model(folder, "safetensors", tmp_path / "m.safetensors")
+    path = smallvit.export(folder, "safetensors", tmp_path / "m.safetensors")
     with safe_open(path, "numpy") as file:
         assert json.loads(file.metadata()["config"]) == json.loads((folder / "config.json").read_text())
     model = SPEC.create()
-    variables = smallvit.load_pretrained(model, path)
-    jax.tree.map(np.testing.assert_array_equal, variables, smallvit.from_pretrained(folder).variables)
+    variables = smallvit.load_weights(model, path)
+    jax.tree.map(np.testing.assert_array_equal, variables, smallvit.load(folder).variables)
 
 
 def test_what_is_trained_in_bfloat16_is_exported_in_float32(folder: Path, tmp_path: Path):
-    whole = smallvit.from_pretrained(folder)
+    whole = smallvit.load(folder)
     half = Saved(whole.model.clone(dtype=jnp.bfloat16), whole.variables, whole.classes, whole.preprocess, whole.spec)
     program = jax.export.deserialize(bytearray(formats.convert(half, "stablehlo")))
     probabilities = jax.nn.softmax(program.call(images()), axis=-1)
@@ -105,8 +106,8 @@ def test_an_export_that_is_not_equal_is_not_written(folder: Path, tmp_path: Path
     monkeypatch.setattr(
         formats, "_read_safetensors", lambda *args: lambda images: read(*args)(images) + np.float32(1e-2)
     )
-    with pytest.raises(ValueError, match=r"off by 0\.01 from the model, more than 0\.0001: nothing is written"):
-        smallvit.export_model(folder, "safetensors", tmp_path / "m.safetensors")
+    with pytest.raises(ValueError, match=r"differs from the model by 0\.01, more than 0\.0001: nothing was written"):
+        smallvit.export(folder, "safetensors", tmp_path / "m.safetensors")
     assert list(tmp_path.iterdir()) == []
 
 
@@ -117,16 +118,16 @@ def test_what_a_converter_cannot_do_is_one_line(folder: Path, tmp_path: Path, mo
 
     monkeypatch.setattr(formats, "_read_safetensors", fail)
     with pytest.raises(ValueError, match=r"^sl_vit_tiny_data cannot be exported to safetensors \(no such operation\)$"):
-        smallvit.export_model(folder, "safetensors", tmp_path / "m.safetensors")
+        smallvit.export(folder, "safetensors", tmp_path / "m.safetensors")
     assert list(tmp_path.iterdir()) == []
 
 
 MISTAKES: dict[str, tuple[list[str], str]] = {
-    "no folder": (["{tmp}/none", "--format", "onnx"], "{tmp}/none holds no model"),
+    "no folder": (["{tmp}/none", "--format", "onnx"], "{tmp}/none: there is no such folder"),
     "a folder without a model": (["{tmp}", "--format", "stablehlo"], "{tmp} holds no model"),
     "ending": (
         ["{model}", "--format", "onnx", "--out", "{tmp}/m.bin"],
-        "{tmp}/m.bin is for onnx and must end in .onnx",
+        "{tmp}/m.bin must end in .onnx",
     ),
     "out is a folder": (
         ["{model}", "--format", "safetensors", "--out", "{tmp}/folder.safetensors"],

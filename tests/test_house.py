@@ -1,15 +1,30 @@
 """The rooms of the house: which package may import which."""
 
 import ast
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 PACKAGE = Path(__file__).parents[1] / "smallvit"
-BELOW = {"common": 0, "kernels": 1, "ops": 2, "layers": 3, "registry": 4, "models": 5, "data": 5, "augment": 5}
+BELOW = {
+    "common": 0,
+    "catalogue": 0,
+    "kernels": 1,
+    "ops": 2,
+    "layers": 3,
+    "registry": 4,
+    "models": 5,
+    "data": 5,
+    "augment": 5,
+}
 BELOW |= {"count": 6, "convert": 6, "runs": 6, "plots": 7, "report": 7}
-BELOW |= dict.fromkeys(("training", "evaluation", "explanation", "exporting", "serving", "doctor"), 8) | {"cli": 9}
+BELOW |= dict.fromkeys(("training", "evaluation", "explanation", "exporting", "serving", "doctor"), 8) | {
+    "cli": 9,
+    "__main__": 10,
+}
 # The end of a training run evaluates and explains what it trained; the server explains on request.
 SIBLINGS = {("training/finish.py", "evaluation"), ("training/finish.py", "explanation")}
 SIBLINGS |= {("serving/maps.py", "explanation")}
@@ -41,6 +56,20 @@ def test_imports_go_one_way(file: Path):
 @pytest.mark.parametrize("init", sorted(PACKAGE.rglob("__init__.py")), ids=lambda file: file.parent.name)
 def test_no_public_name_hides_a_module(init: Path):
     inside = [*init.parent.glob("*.py"), *(path.parent for path in init.parent.glob("*/__init__.py"))]
-    nodes = [node for node in ast.parse(init.read_text()).body if isinstance(node, ast.ImportFrom)]
+    nodes = [node for node in ast.walk(ast.parse(init.read_text())) if isinstance(node, ast.ImportFrom)]
     names = {alias.asname or alias.name for node in nodes for alias in node.names}
     assert names & {path.stem for path in inside} == set()
+
+
+@pytest.mark.parametrize("package", ["smallvit", "smallvit.augment", "smallvit.plots", "smallvit.training"])
+def test_names_are_imported_on_first_use(package: str):
+    code = f"""
+import sys, {package} as package
+heavy = {{"jax", "flax", "orbax", "matplotlib", "tyro"}} & sys.modules.keys()
+assert not heavy, heavy
+missing = [name for name in package.__all__ if not hasattr(package, name)]
+assert not missing, missing
+assert set(package.__all__) <= set(dir(package))
+assert not hasattr(package, "no_such_name")
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)

@@ -13,7 +13,7 @@ from PIL import Image
 
 import smallvit
 from smallvit.data import Preprocess
-from smallvit.exporting.hub import write_hub_folder
+from smallvit.exporting.hub import pull, write_hub_folder
 from smallvit.runs.saved import Spec, save_model
 
 SPEC = Spec("sl_vit_tiny_data", 3, (8, 12), dict(dim=16, depth=1, heads=2, mlp_dim=16, patch_size=4))
@@ -74,7 +74,7 @@ def test_what_is_pushed_can_be_pulled(run: Path, hub: Hub):
         "config.json",
         "model.safetensors",
     ]
-    pulled, ours = smallvit.pull("me/pets"), smallvit.from_pretrained(run)
+    pulled, ours = smallvit.load("me/pets"), smallvit.load(run)
     assert (pulled.spec, pulled.classes, pulled.preprocess) == (ours.spec, ours.classes, ours.preprocess)
     jax.tree.map(np.testing.assert_array_equal, pulled.variables, ours.variables)
 
@@ -87,7 +87,7 @@ def test_the_model_card(run: Path, part: str, tmp_path: Path):
     assert "# sl_vit_tiny_data, 3 classes" in card
     assert "| validation | 81.25 % |" in card
     assert "| test |" not in card
-    assert 'smallvit.pull("me/pets")' in card
+    assert 'smallvit.load("me/pets")' in card
     assert json.loads(card.split("```json\n")[1].split("\n```")[0]) == list(CLASSES)
     assert "RGB, filled up with its mean colour and resized to 8 x 12" in card
     assert "mean 0.5000, 0.4000, 0.3000 and std 0.2000, 0.2000, 0.2000" in card
@@ -118,18 +118,16 @@ def test_mistakes_are_one_line(run: Path, hub: Hub, tmp_path: Path, monkeypatch:
         assert "\n" not in str(error.value)
         return str(error.value)
 
-    assert message(smallvit.pull, "me/none") == (
-        "cannot pull me/none (404 Client Error for me/none): check name and network"
-    )
+    assert message(pull, "me/none") == ("cannot pull me/none (404 Client Error for me/none): check name and network")
     (hub.root / "me/foreign").mkdir(parents=True)
     (hub.root / "me/foreign/config.json").write_text("{}")
-    assert message(smallvit.pull, "me/foreign").startswith("me/foreign on the hub is no model of ours: ")
+    assert message(pull, "me/foreign").startswith("me/foreign on the hub is not a smallvit model: ")
     assert message(smallvit.push, tmp_path, "pets").startswith(f"{tmp_path} holds no model")
     monkeypatch.setattr(hub, "upload_folder", lambda **_: 1 / 0)
     assert message(smallvit.push, run, "pets").startswith("cannot push to pets (division by zero): check name, ")
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)  # as if not installed
     assert message(smallvit.push, run, "pets") == "pushing to pets needs huggingface_hub: pip install 'smallvit[hub]'"
-    assert message(smallvit.pull, "pets") == "pulling pets needs huggingface_hub: pip install 'smallvit[hub]'"
+    assert message(pull, "pets") == "pulling pets needs huggingface_hub: pip install 'smallvit[hub]'"
 
 
 def test_the_library_page_runs(

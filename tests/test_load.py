@@ -1,4 +1,4 @@
-"""load_pretrained: files of every kind, and what does not fit."""
+"""load_weights: files of every kind, and what does not fit."""
 
 import sys
 from pathlib import Path
@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from smallvit import ViT, load_pretrained
+from smallvit import ViT, load_weights
 from smallvit.common.paths import by_path
 from smallvit.models import KerasViT
 from tests.test_parity import SIZES, load
@@ -28,7 +28,7 @@ def timm_state() -> dict[str, np.ndarray]:
 @pytest.mark.parametrize("name, spt, lsa", [("keras_vit", False, False), ("keras_sl_vit", True, True)])
 def test_weights_of_the_keras_example(name: str, spt: bool, lsa: bool):
     model = KerasViT(**KERAS, spt=spt, lsa=lsa)
-    variables = load_pretrained(model, FIXTURES / f"{name}.weights.h5")
+    variables = load_weights(model, FIXTURES / f"{name}.weights.h5")
     _, image, output = load(name)
     np.testing.assert_allclose(jax.jit(model.apply)(variables, image), output, atol=1e-5)
 
@@ -58,16 +58,16 @@ def test_a_saved_model_of_keras(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setitem(sys.modules, "tensorflow", SavedModel(FIXTURES / "keras_saved_model.npz"))
     model = KerasViT(**KERAS, spt=True, lsa=True)
     with pytest.warns(UserWarning, match=r"normalises its images itself: give \(image - \[0\.89\d*, "):
-        variables = load_pretrained(model, tmp_path)
+        variables = load_weights(model, tmp_path)
     _, image, output = load("keras_saved_model")
     np.testing.assert_allclose(jax.jit(model.apply)(variables, image), output, atol=1e-5)
 
 
 def test_npz_and_our_own_paths(timm_state, tmp_path: Path):
     np.savez(tmp_path / "theirs.npz", **timm_state)
-    variables = load_pretrained(ViT(**SIZES), tmp_path / "theirs.npz")
+    variables = load_weights(ViT(**SIZES), tmp_path / "theirs.npz")
     save_file({k: np.asarray(v) for k, v in by_path(variables).items()}, tmp_path / "ours.safetensors")
-    again = load_pretrained(ViT(**SIZES), tmp_path / "ours.safetensors")
+    again = load_weights(ViT(**SIZES), tmp_path / "ours.safetensors")
     jax.tree.map(np.testing.assert_array_equal, again, variables)
 
 
@@ -75,7 +75,7 @@ def test_a_head_for_other_classes_starts_afresh(timm_state, tmp_path: Path):
     np.savez(tmp_path / "m.npz", **timm_state)
     model = ViT(**{**SIZES, "num_classes": 9})
     with pytest.warns(UserWarning, match="another head: params/head/bias, params/head/kernel start afresh"):
-        variables = load_pretrained(model, tmp_path / "m.npz")
+        variables = load_weights(model, tmp_path / "m.npz")
     assert variables["params"]["head"]["kernel"].shape == (16, 9)
     np.testing.assert_array_equal(variables["params"]["norm"]["scale"], timm_state["norm.weight"])
 
@@ -83,7 +83,7 @@ def test_a_head_for_other_classes_starts_afresh(timm_state, tmp_path: Path):
 def test_positions_are_resampled(timm_state, tmp_path: Path):
     np.savez(tmp_path / "m.npz", **timm_state)
     model = ViT(**{**SIZES, "image_size": (24, 32)})
-    variables = load_pretrained(model, tmp_path / "m.npz")
+    variables = load_weights(model, tmp_path / "m.npz")
     assert variables["params"]["positions"]["grid"].shape == (6, 8, 16)
     assert jax.jit(model.apply)(variables, np.zeros((1, 24, 32, 3), np.float32)).shape == (1, 5)
 
@@ -94,7 +94,7 @@ def test_what_does_not_fit_is_listed(timm_state, tmp_path: Path):
     timm_state["blocks.0.mlp.fc1.bias"] = np.zeros(7, np.float32)
     np.savez(tmp_path / "m.npz", **timm_state)
     with pytest.raises(ValueError) as error:
-        load_pretrained(ViT(**SIZES), tmp_path / "m.npz")
+        load_weights(ViT(**SIZES), tmp_path / "m.npz")
     for part in (
         "missing: params/norm/bias;",
         "left over: extra.weight;",
@@ -112,7 +112,7 @@ def test_what_does_not_fit_is_listed(timm_state, tmp_path: Path):
 )
 def test_wrong_sources(source: str, message: str):
     with pytest.raises(ValueError, match=message):
-        load_pretrained(ViT(**SIZES), source)
+        load_weights(ViT(**SIZES), source)
 
 
 @pytest.mark.parametrize(
@@ -124,7 +124,7 @@ def test_a_missing_package_is_named(source: str, package: str, tmp_path: Path, m
     monkeypatch.chdir(tmp_path)
     Path("m.pth").touch()
     with pytest.raises(ValueError, match=f"needs {package}: pip install ('smallvit.hub.'|{package})$"):
-        load_pretrained(ViT(**SIZES), source)
+        load_weights(ViT(**SIZES), source)
 
 
 class NoNetwork:
@@ -136,7 +136,7 @@ class NoNetwork:
 def test_a_missing_network_is_one_line(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(sys.modules, "huggingface_hub", NoNetwork)
     with pytest.raises(ValueError, match=r"^cannot fetch timm/vit_x from the hub \(no route to timm/vit_x\): check"):
-        load_pretrained(ViT(**SIZES), "timm:vit_x")
+        load_weights(ViT(**SIZES), "timm:vit_x")
 
 
 def test_a_hub_file_is_loaded(timm_state, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -149,5 +149,5 @@ def test_a_hub_file_is_loaded(timm_state, tmp_path: Path, monkeypatch: pytest.Mo
             return str(tmp_path / name)
 
     monkeypatch.setitem(sys.modules, "huggingface_hub", Hub)
-    variables = load_pretrained(ViT(**SIZES), "timm:vit_x")
+    variables = load_weights(ViT(**SIZES), "timm:vit_x")
     np.testing.assert_array_equal(variables["params"]["norm"]["scale"], timm_state["norm.weight"])

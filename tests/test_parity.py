@@ -21,7 +21,7 @@ from smallvit import (
     Swin,
     TwinsSVT,
     ViT,
-    load_pretrained,
+    load_weights,
 )
 from smallvit.layers import Classifier
 
@@ -123,5 +123,5 @@ def test_same_output_as_the_reference(name: str, tmp_path: Path):
     model = PARITY[name]
     state, image, output = load(name)
     save_file(state, tmp_path / "model.safetensors")
-    variables = load_pretrained(model, tmp_path / "model.safetensors")
+    variables = load_weights(model, tmp_path / "model.safetensors")
     np.testing.assert_allclose(jax.jit(model.apply)(variables, image), output, atol=1e-5)

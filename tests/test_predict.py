@@ -15,7 +15,8 @@ from PIL import Image
 
 from smallvit import cli
 from smallvit.data import Preprocess, find_images
-from smallvit.runs.prediction import Predictor, Unreadable, as_csv, predict_files
+from smallvit.runs.answers import Unreadable, as_csv
+from smallvit.runs.prediction import Predictor, predict_files
 from smallvit.runs.saved import Spec, save_model
 
 SPEC = Spec("sl_vit_tiny_data", 3, (8, 12), dict(dim=16, depth=1, heads=2, mlp_dim=16, patch_size=4))
@@ -144,13 +145,13 @@ def test_names_of_files_may_be_any_bytes(folder: Path, pictures: Path, tmp_path:
 
 MISTAKES = {
     "no model": (["{pictures}", "{pictures}"], "{pictures} holds no model"),
-    "nothing": (["{model}"], "there is nothing to predict"),
+    "nothing": (["{model}"], "no images given"),
     "missing": (["{model}", "{pictures}/cat.png"], "{pictures}/cat.png: there is no such file or folder"),
     "no match": (["{model}", "{pictures}/*.gif"], "{pictures}/*.gif: there is no such file or folder"),
     "no images": (["{model}", "{model}"], "{model} holds no images"),
     "a pipe": (["{model}", "/dev/null"], "/dev/null is neither a file nor a folder"),
     "top": (["{model}", "{pictures}", "--top", "0"], "top=0 must be at least 1"),
-    "one output": (["{model}", "{pictures}", "--csv", "-", "--json", "-"], "--csv and --json both go to -"),
+    "one output": (["{model}", "{pictures}", "--csv", "-", "--json", "-"], "--csv and --json both write to -"),
     "a folder": (["{model}", "{pictures}", "--csv", "{pictures}"], "{pictures} is a folder"),
     "below a file": (["{model}", "{pictures}/2.png", "--csv", "{pictures}/2.png/x.csv"], "cannot write to"),
 }

@@ -102,7 +102,7 @@ def test_least_report(tmp_path):
 
 
 def test_missing_figure_is_named(tmp_path):
-    with pytest.raises(ValueError, match=r"gone\.png' is not there"):
+    with pytest.raises(ValueError, match=r"gone\.png' does not exist"):
         write_report(tmp_path, title="t", summary={}, figures={"curves": tmp_path / "gone.png"})
 
 

@@ -33,5 +33,5 @@ def test_another_precision_is_refused():
     assert MachineOptions(accumulate=4, num_processes=2).resume(begun) == MachineOptions(
         dtype="bfloat16", accumulate=4, num_processes=2
     )
-    with pytest.raises(ValueError, match="begun with accumulate=4, not 2: leave out accumulate"):
+    with pytest.raises(ValueError, match="started with accumulate=4, not 2: leave out accumulate"):
         MachineOptions(accumulate=2).resume(begun)

@@ -422,7 +422,7 @@ def test_examples_of_a_folder(photos: Path, predictor: Predictor, tmp_path: Path
 
 MISTAKES: dict[str, tuple[list[str], str]] = {
     "no run": (["{tmp}"], "holds no model"),
-    "a missing run": (["{tmp}/nothing"], "holds no model"),
+    "a missing run": (["{tmp}/nothing"], "there is no such folder"),
     "examples": (["{model}", "--examples", "{tmp}/nothing"], "is no folder"),
     "no examples": (["{model}", "--examples", "{tmp}"], "no image that can be shown"),
     "port": (["{model}", "--port", "70000"], "from 0 to 65535"),

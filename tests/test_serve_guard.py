@@ -19,7 +19,7 @@ import uvicorn
 from PIL import Image
 from starlette.testclient import TestClient
 
-from smallvit import cli
+from smallvit import __main__
 from smallvit.data import decode
 from smallvit.runs.prediction import Predictor
 from smallvit.serving import Limits, make_app
@@ -293,8 +293,8 @@ def test_an_upload_at_the_end_is_told_so(predictor: Predictor):
 @pytest.mark.usefixtures("as_a_user")
 def test_no_settings_of_malloc_for_the_server(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     restarted: list[bool] = []
-    monkeypatch.setattr(cli, "restart_fast", lambda: restarted.append(True))
+    monkeypatch.setattr(__main__, "restart_fast", lambda: restarted.append(True))
     monkeypatch.setattr("sys.argv", ["smallvit", "serve", str(tmp_path)])
     with pytest.raises(SystemExit):
-        cli.main()
+        __main__.main()
     assert restarted == []

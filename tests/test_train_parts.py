@@ -249,7 +249,7 @@ def test_balance_needs_images_of_every_class():
         (lambda: TrainConfig(minutes=1.0, epochs=1.0), "both minutes and epochs"),
         (lambda: TrainConfig(minutes=0.0), "minutes=0.0 must be positive"),
         (lambda: TrainConfig(epochs=-1.0), "epochs=-1.0 must be positive"),
-        (lambda: TrainConfig(fields=("dim",)), "field 'dim' must look like dim=96"),
+        (lambda: TrainConfig(fields=("dim",)), "field 'dim' must have the form NAME=VALUE"),
         (lambda: TrainConfig(machine=MachineOptions(accumulate=0)), "accumulate=0 must be at least 1"),
         (lambda: TrainConfig(in_recipe=RecipeOptions(learning_rate=0.0)), "learning_rate=0.0 must be positive"),
         (lambda: TrainConfig(in_recipe=RecipeOptions(ema=1.0)), "ema=1.0 must be at least 0 and below 1"),
@@ -316,9 +316,9 @@ def test_a_run_folder_is_made_once(tmp_path: Path):
 
 
 def test_only_an_unfinished_run_is_gone_on_with(tmp_path: Path):
-    with pytest.raises(ValueError, match="is no folder"):
+    with pytest.raises(ValueError, match="there is no such folder"):
         open_run(tmp_path / "none")
-    with pytest.raises(ValueError, match="is no run of ours"):
+    with pytest.raises(ValueError, match="is not a run folder"):
         open_run(tmp_path)
     run = create_run(tmp_path, "x", "", {"a": 1})
     assert open_run(run) == {"a": 1}
@@ -335,7 +335,7 @@ def test_a_file_is_whole_or_not_there(tmp_path: Path):
     assert read_json(path) == {"a": 1}
     assert list(tmp_path.iterdir()) == [path]
     path.write_text("{")
-    with pytest.raises(ValueError, match=r"x\.json is no valid JSON"):
+    with pytest.raises(ValueError, match=r"x\.json is not valid JSON"):
         read_json(path)
 
 

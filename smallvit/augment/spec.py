@@ -3,7 +3,8 @@
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-Policy = Literal["none", "randaugment", "cifar10", "svhn", "imagenet"]
+AutoAugment = Literal["cifar10", "svhn", "imagenet"]  # the data sets that its policies were found on
+Policy = Literal["none", "randaugment", AutoAugment]
 Fill = Literal["mirror", "black"]
 
 

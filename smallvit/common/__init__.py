@@ -1,1 +1,1 @@
-"""What every room may use: files, paths, extras, and the settings a process starts with."""
+"""What every package may use: files, paths, extras, and the settings of a process."""

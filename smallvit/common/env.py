@@ -22,16 +22,36 @@ def fast_env() -> dict[str, str]:
 
 
 def restart_fast() -> None:
-    """Starts the process anew with `fast_env`, once; SMALLVIT_FAST_ENV=0 switches that off."""
-    missing = {name: value for name, value in fast_env().items() if name not in os.environ}
-    if missing and os.environ.get("SMALLVIT_FAST_ENV", "1") != "0":
+    """Restarts the process with `fast_env`, once; SMALLVIT_FAST_ENV=0 switches this off.
+
+    Call it before anything heavy is imported: the new process imports everything again.
+    """
+    if os.environ.get("SMALLVIT_FAST_ENV", "1") == "0":
+        return
+    if missing := {name: value for name, value in fast_env().items() if name not in os.environ}:
         command = [sys.executable, *sys.orig_argv[1:]]
         with suppress(OSError):  # slower is better than not at all
             os.execve(sys.executable, command, {**os.environ, **missing, "SMALLVIT_FAST_ENV": "0"})
 
 
+def use_device(kind: str | None, *, alone: bool = True) -> None:
+    """Computes on devices of this kind; a ValueError if there are none. Call it before anything is computed.
+
+    Processes that train together (not `alone`) find their devices later, when they have found each other.
+    """
+    import jax
+
+    if kind == "cpu":
+        jax.config.update("jax_platforms", "cpu")
+    elif kind is not None and alone and jax.default_backend() != kind:
+        found = jax.default_backend()
+        raise ValueError(
+            f"device {kind} is not available: jax finds only {found}; install jax for it, see docs.jax.dev"
+        )
+
+
 def keep_compiled() -> None:
-    """Compiled programs are kept in the user's cache, so that the next run starts at once."""
+    """Keeps compiled programs in the user's cache, so that the next run starts faster."""
     import jax
 
     if getattr(jax.config, "jax_compilation_cache_dir", None) is None:

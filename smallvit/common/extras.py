@@ -1,4 +1,4 @@
-"""Packages that only some need, by the extra that installs them."""
+"""Optional packages, by the extra that installs them."""
 
 from importlib import import_module
 from typing import Any
@@ -17,11 +17,16 @@ def need(package: str, purpose: str) -> Any:
     try:
         return import_module(package)
     except ImportError:
-        extra = next((name for name, packages in EXTRAS.items() if package in packages), None)
+        extra = extra_of(package)
         install = package if extra is None else f"'smallvit[{extra}]'"
         raise ValueError(f"{purpose} needs {package}: pip install {install}") from None
 
 
+def extra_of(package: str) -> str | None:
+    """The extra that installs a package."""
+    return next((name for name, packages in EXTRAS.items() if package in packages), None)
+
+
 def first_line(error: Exception) -> str:
-    """What another package says is wrong, fit for a line of ours."""
+    """The first line of another package's error message."""
     return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)

@@ -1,4 +1,4 @@
-"""Files that are either whole or not there."""
+"""Files that are written completely or not at all."""
 
 import errno
 import json
@@ -13,7 +13,7 @@ from typing import Any
 
 
 def user_cache() -> Path:
-    """Where this user's programs keep what can be made again."""
+    """The user's cache folder of smallvit."""
     if given := os.environ.get("XDG_CACHE_HOME"):
         return Path(given) / "smallvit"
     try:
@@ -90,13 +90,13 @@ def sync_folder(folder: Path) -> None:
 
 
 def check_file(path: Path) -> None:
-    """Before long work: that its result can go there."""
+    """Raises, before long work, if its result cannot be written there."""
     if path.is_dir():
         raise ValueError(f"{path} is a folder: give the name of a file to write")
 
 
 def check_folder(path: Path) -> None:
-    """The same for a folder that files will go to."""
+    """The same for a folder."""
     if path.exists() and not path.is_dir():
         raise ValueError(f"{path} is a file: give the name of a folder to write to")
 
@@ -116,4 +116,4 @@ def read_json(path: Path) -> Any:
     except FileNotFoundError:
         raise ValueError(f"{path} does not exist") from None
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise ValueError(f"{path} is no valid JSON ({error})") from None
+        raise ValueError(f"{path} is not valid JSON ({error})") from None

@@ -1,4 +1,4 @@
-"""Trained weights from elsewhere, fitted to a model: `load_pretrained(model, source)`."""
+"""Trained weights from elsewhere, fitted to a model: `load_weights(model, source)`."""
 
 import warnings
 from collections.abc import Callable, Mapping
@@ -51,7 +51,7 @@ TABLES: dict[type[Classifier], tuple[Table | Callable[[Any], Table], ...]] = {
 }
 
 
-def load_pretrained(model: Classifier, source: str | Path, *, channels: int = 3) -> dict[str, Any]:
+def load_weights(model: Classifier, source: str | Path, *, channels: int = 3) -> dict[str, Any]:
     """The variables of `model`, from a file or a hub.
 
     `source` is a .safetensors or .npz file, a .pth, .pt or .bin file (needs torch), a .h5 file (needs h5py) or a

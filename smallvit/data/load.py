@@ -1,10 +1,10 @@
 """Any source by its name or path."""
 
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Literal, get_args
 
 from smallvit.common.files import user_cache
+from smallvit.common.words import did_you_mean
 from smallvit.data.arrays import load_npz
 from smallvit.data.dataset import Dataset, Fit
 from smallvit.data.embedded import NAME, load_embedded
@@ -66,9 +66,8 @@ def find_source(source: str | Path | None) -> tuple[Literal["embedded", "known",
         if path.suffix.lower() != ".npz":
             raise ValueError(f"{path} is neither a folder of images nor an .npz file of images and labels")
         return "npz", path
-    if len(path.parts) > 1 or isinstance(source, Path) or path.suffix:
-        raise ValueError(f"{path}: there is no such folder or file")
-    names = [NAME, *KNOWN]
-    close = get_close_matches(str(source), names)
-    hint = f", did you mean {' or '.join(map(repr, close))}?" if close else ""
-    raise ValueError(f"unknown data set {str(source)!r}{hint}: known are {', '.join(names)}, or a folder or .npz file")
+    beside = [each.name for each in path.parent.iterdir()] if path.parent.is_dir() else []
+    names = [] if len(path.parts) > 1 or isinstance(source, Path) or path.suffix else [NAME, *KNOWN]
+    known = f" Known data sets: {', '.join(names)}" if names else ""
+    hint = did_you_mean(path.name, [*beside, *names]) or ("." if known else "")
+    raise ValueError(f"{path}: there is no such folder or file{hint}{known}")

@@ -1,4 +1,4 @@
-"""What one token sees of the image before the first block."""
+"""The part of the image that one token sees before the first block."""
 
 from dataclasses import dataclass
 from functools import partial
@@ -17,19 +17,19 @@ from smallvit.ops import Images
 
 @dataclass(frozen=True)
 class ReceptiveField:
-    """What one token sees of the image before the first block."""
+    """The part of the image that one token sees before the first block."""
 
-    token: tuple[int, int]  # its place in the grid
+    token: tuple[int, int]  # its row and column in the grid
     grid: tuple[int, int]
     heat: Float[np.ndarray, "H W"]  # how much the token depends on each pixel, from 0 to 1
-    measured: tuple[int, int]  # height and width of where that is not 0
-    theory: tuple[int, int] | None  # the patch, with SPT and its shifts on both sides; None where no patches are cut
+    measured: tuple[int, int]  # height and width of the area where it is not 0
+    theory: tuple[int, int] | None  # the patch, plus the shifts of SPT; None without patches
 
 
 def receptive_field(
     model: Classifier, variables: Variables, images: Images, token: tuple[int, int] | None = None
 ) -> ReceptiveField:
-    """Of the token in the middle, or of the one at this row and column, averaged over the images.
+    """The receptive field of the central token, or of that at a row and column, averaged over the images.
 
     The heat is the absolute gradient of the embedded token by the image, summed over channels and features.
     """

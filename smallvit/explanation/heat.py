@@ -1,4 +1,4 @@
-"""One map per image of what counts for the answer: attention rollout, or Grad-CAM."""
+"""One saliency map per image: attention rollout, or Grad-CAM."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -20,7 +20,7 @@ from smallvit.ops import Images
 def saliency(
     model: Classifier, variables: Variables, images: Images, target: Integer[np.ndarray, " b"] | int | None = None
 ) -> Float[np.ndarray, "b H W"]:
-    """What counts for the answer, from 0 to 1 in each image: a block of pixels for each token.
+    """How much each place matters for the answer, from 0 to 1 in each image: a block of pixels for each token.
 
     Attention rollout where all tokens read all tokens throughout; else Grad-CAM (https://arxiv.org/abs/1610.02391) on
     the last grid of tokens that the answer depends on, for the class `target`, or the predicted one. Rollout has no
@@ -54,7 +54,7 @@ def rollout(maps: Sequence[Float[np.ndarray, "b _ n n"]], prefix: int) -> Float[
 
 
 def _layers(maps: dict[str, np.ndarray], tokens: int) -> list[Float[np.ndarray, "b 1 n n"]]:
-    """For rollout: one map of all tokens a block. Branches are averaged, idle tokens keep to themselves."""
+    """For rollout: one map of all tokens per block. Branches are averaged; idle tokens attend to themselves."""
     blocks: dict[str, list[np.ndarray]] = {}
     for path, p in maps.items():
         blocks.setdefault(path.split("/")[0], []).append(p.mean(axis=1))
@@ -72,7 +72,7 @@ def _grad_cam(
     model: Classifier, variables: Variables, images: Images, target: np.ndarray | int | None, seen: Seen
 ) -> Float[Array, "b h w"]:
     if not model.num_classes:
-        raise ValueError("num_classes=0: a model without a head gives no answer to explain, make it with its classes")
+        raise ValueError("num_classes=0: a model without a head has no answer to explain; create it with its classes")
     wanted = np.broadcast_to(np.asarray(-1 if target is None else target, np.int32), images.shape[:1])
     if target is not None and not ((wanted >= 0) & (wanted < model.num_classes)).all():
         raise ValueError(f"target {target} must be a class, from 0 to {model.num_classes - 1}")

@@ -1,4 +1,4 @@
-"""Attention maps, and how much of each place each head reads."""
+"""Attention maps, and how much each head attends to each place."""
 
 import jax
 import numpy as np
@@ -12,7 +12,7 @@ from smallvit.ops import Images
 def attention_maps(
     model: Classifier, variables: Variables, images: Images
 ) -> dict[str, Float[np.ndarray, "b *groups h n m"]]:
-    """By the path of their layer and in the order of the computation; where attention is within windows, one a group.
+    """Maps by the path of their layer, in order of computation; one per group where attention is within windows.
 
     A map is as it leaves the softmax: how much each token n reads of each token m, a sum of 1 over m.
     """
@@ -24,7 +24,7 @@ def attention_maps(
 def class_attention(
     model: Classifier, variables: Variables, images: Images
 ) -> dict[str, Float[np.ndarray, "b heads h w"]]:
-    """By layer and head: how much the class token reads of each place; without one, how much all tokens do on average.
+    """Per layer and head, how much the class token attends to each place; without one, all tokens on average.
 
     Only of the `global_layers`.
     """
@@ -37,7 +37,7 @@ def class_attention(
 
 
 def global_layers(model: Classifier, variables: Variables, images: Images) -> dict[str, tuple[int, tuple[int, int]]]:
-    """The layers in which all tokens of a grid are read at once, with `token_grid` of each; nothing is computed."""
+    """The layers with global attention over a grid, with the `token_grid` of each; nothing is computed."""
     seen = watch(model, variables, images)
     found = {}
     for path, shape in seen.maps.items():
@@ -46,12 +46,12 @@ def global_layers(model: Classifier, variables: Variables, images: Images) -> di
             continue
         try:
             found[path] = token_grid(m, seen.grid or (images.shape[1], images.shape[2]))
-        except ValueError:  # such as a few merged tokens, which have no place
+        except ValueError:  # such as merged tokens, which have no place
             continue
     return found
 
 
 def unit_range(heat: Float[np.ndarray, "b H W"]) -> Float[np.ndarray, "b H W"]:
-    """Each map from 0, its least, to 1, its most; all 0 where it is flat."""
+    """Scales each map to the range from 0 to 1; a constant map becomes 0."""
     low, high = heat.min(axis=(1, 2), keepdims=True), heat.max(axis=(1, 2), keepdims=True)
     return (heat - low) / np.where(high > low, high - low, 1)

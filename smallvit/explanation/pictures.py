@@ -1,16 +1,17 @@
-"""Explanations of image files as pictures, of one model or of several side by side."""
+"""Pictures that explain image files, with one model or several side by side."""
 
 import io
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 from jaxtyping import Float, UInt8
-from matplotlib.figure import Figure
 
 from smallvit import plots
 from smallvit.common.files import check_folder, fitting
+from smallvit.data import find_images
 from smallvit.data.decoding import decode, header
 from smallvit.explanation import (
     LayerAttention,
@@ -22,31 +23,35 @@ from smallvit.explanation import (
     saliency,
     unit_range,
 )
-from smallvit.runs.prediction import Predictor, Unreadable, top_classes
+from smallvit.runs.answers import Unreadable, top_classes
+from smallvit.runs.prediction import Predictor
 from smallvit.runs.saved import Saved, from_pretrained
 from smallvit.runs.source import own_images
 
+if TYPE_CHECKING:
+    import matplotlib.figure  # slow to import: it waits until a picture is drawn
+
 BATCH = 16
-SHARP = 448  # pixels of the longer side up to which a picture shows more than the model saw
-MEASURED = 64  # images that statistics are taken of
+SHARP = 448  # maximum side of the picture, which may be sharper than the model's input
+MEASURED = 64  # images that statistics are computed on
 
 
 @dataclass(frozen=True)
 class Explained:
-    """What one model makes of one image."""
+    """One model's map and answers for one image."""
 
     model: str
-    image: UInt8[np.ndarray, "H W c"]  # the part that the model saw, sharper if the file is
+    image: UInt8[np.ndarray, "H W c"]  # the part that the model saw, at the resolution of the file
     heat: Float[np.ndarray, "h w"]  # from 0 to 1
     answers: tuple[tuple[str, float], ...]  # three classes and their probabilities
-    heads: Float[np.ndarray, "heads y x"] | None  # what each head of the layer reads
+    heads: Float[np.ndarray, "heads y x"] | None  # the map of each head of the layer
 
 
 class Explainer:
     """Explains images with each of the models.
 
-    `layer` is from 1; with it, the map is what that layer's heads read on average instead of what counts for the
-    answer. With `heads`, each head of it, or of the last layer, is kept as well.
+    With `layer`, counted from 1, the map is the mean over that layer's heads instead of the saliency of the whole
+    model. With `heads`, the map of each head of that layer, or of the last one, is kept as well.
     """
 
     def __init__(self, runs: Sequence[str | Path], *, layer: int | None = None, heads: bool = False) -> None:
@@ -58,7 +63,7 @@ class Explainer:
         }
 
     def __call__(self, files: Sequence[Path | io.BytesIO]) -> Iterator[list[Explained] | Unreadable]:
-        """One after the other, in order."""
+        """Yields the explanations of the files in order."""
         for start in range(0, len(files), BATCH):
             yield from self._batch(files[start : start + BATCH], min(BATCH, len(files)))
 
@@ -82,7 +87,7 @@ class Explainer:
 
     def _explain(self, name: str, pairs: "Sequence[_Pair]", size: int) -> list[Explained]:
         saved, number = self.models[name], len(pairs)
-        images = np.zeros((size, *pairs[0].seen.shape), np.uint8)  # one size, compiled once
+        images = np.zeros((size, *pairs[0].seen.shape), np.uint8)  # one batch size, compiled once
         images[:number] = [pair.seen for pair in pairs]
         probabilities = self._predictors[name](images[:number])
         inputs = np.asarray(saved.preprocess.normalise(images), np.float32)
@@ -103,14 +108,60 @@ class Explainer:
             for i, pair in enumerate(pairs)
         ]
 
-    def picture(self, explained: Sequence[Explained]) -> Figure:
-        what = "what the model looks at" if self.layer is None else f"what layer {self.layer} reads"
+    def picture(self, explained: Sequence[Explained]) -> "matplotlib.figure.Figure":
+        what = "what the model looks at" if self.layer is None else f"what layer {self.layer} attends to"
         return plots.explanation([plots.Panel(e.model, e.image, e.heat, e.answers) for e in explained], what)
 
-    def heads_picture(self, explained: Sequence[Explained]) -> Figure:
+    def heads_picture(self, explained: Sequence[Explained]) -> "matplotlib.figure.Figure":
         titles = [f"{each.model}, {self.layers[each.model].removesuffix('/attend')}" for each in explained]
         maps = [each.heads for each in explained if each.heads is not None]
         return plots.heads([each.image for each in explained], maps, titles)
+
+
+def explain(
+    run: str | Path,
+    images: str | Path | Sequence[str | Path],
+    *,
+    out: str | Path | None = None,
+    layer: int | None = None,
+    heads: bool = False,
+    compare: str | Path | None = None,
+) -> dict[Path, list[Explained]]:
+    """Draws what a trained model looks at in each image, as `smallvit explain` does.
+
+    Args:
+        run: A run folder or its model/.
+        images: Files, folders with everything below them, or patterns such as "photos/*.jpg"; one or several.
+        out: Folder for the pictures; by default RUN/explanations.
+        layer: Show what this layer attends to, counted from 1, instead of the saliency of the whole model.
+        heads: Also draw each head of that layer, or of the last one.
+        compare: Another run, shown side by side.
+
+    Returns:
+        By the path of each picture: the map and the answers of each model. A file that cannot be read raises a
+        ValueError.
+    """
+    explainer = Explainer([run] if compare is None else [run, compare], layer=layer, heads=heads)
+    files = find_images([images] if isinstance(images, str | Path) else images)
+    drawn = {}
+    for picture, explained in draw_explanations(explainer, files, Path(out or Path(run) / "explanations")):
+        if isinstance(explained, Unreadable):
+            raise ValueError(explained.reason)
+        drawn[picture] = explained
+    return drawn
+
+
+def draw_explanations(
+    explainer: Explainer, files: Sequence[Path | io.BytesIO], out: Path
+) -> Iterator[tuple[Path, list[Explained] | Unreadable]]:
+    """Draws one file after the other into a folder; yields the path of each picture and what it shows."""
+    for target, explained in zip(picture_names(files, out), explainer(files), strict=True):
+        picture = Path(f"{target}-explained.png")
+        if not isinstance(explained, Unreadable):
+            plots.save(explainer.picture(explained), picture)
+            if explainer.heads:
+                plots.save(explainer.heads_picture(explained), Path(f"{target}-heads.png"))
+        yield picture, explained
 
 
 @dataclass(frozen=True)
@@ -120,7 +171,7 @@ class _Pair:
 
 
 def _pair(content: bytes, saved: Saved) -> _Pair:
-    """The image as the model gets it, and the same part in colour and as sharp as the file has it."""
+    """The model's input, and the same part of the image in colour at the resolution of the file."""
     preprocess = saved.preprocess
     height, width = preprocess.size
     seen = decode(io.BytesIO(content), preprocess.size, preprocess.channels, preprocess.fit)
@@ -131,7 +182,7 @@ def _pair(content: bytes, saved: Saved) -> _Pair:
 
 
 def named_models(runs: Sequence[str | Path]) -> dict[str, Saved]:
-    """By the names of their architectures, or, where these are the same, of their folders."""
+    """The models by name of architecture, or by folder where these are equal."""
     models = [from_pretrained(run) for run in runs]
     names = [saved.spec.name for saved in models]
     if len(set(names)) < len(names):
@@ -144,7 +195,7 @@ def named_models(runs: Sequence[str | Path]) -> dict[str, Saved]:
 
 
 def _layer(saved: Saved, layer: int | None) -> str:
-    """The path of the layer with this number, from 1, of those whose attention is global."""
+    """The path of the global attention layer with this number, counted from 1."""
     paths = list(global_layers(saved.model, saved.variables, _noise(saved, 1)))
     if not paths:
         raise ValueError(f"{saved.spec.name} has no layer with global attention: leave out --heads and --layer")
@@ -159,7 +210,7 @@ def _noise(saved: Saved, number: int) -> Float[np.ndarray, "b H W c"]:
 
 
 def picture_names(files: Sequence[Path | io.BytesIO], folder: Path) -> list[Path]:
-    """Where the picture of each file goes, without an ending: its name, with its folder's where names are the same."""
+    """The path of each file's picture without extension: its name, with that of its folder where names are equal."""
     check_folder(folder)
     stems = [file.stem if isinstance(file, Path) else "stdin" for file in files]
     longer = [f"{file.parent.name}-{file.stem}" if isinstance(file, Path) else "stdin" for file in files]
@@ -177,12 +228,12 @@ def picture_names(files: Sequence[Path | io.BytesIO], folder: Path) -> list[Path
     for name in names:
         for kind in ("explained", "heads"):
             if (target := Path(f"{name}-{kind}.png")).resolve() in given:
-                raise ValueError(f"{target} is itself to be explained and would be written over: choose another --out")
+                raise ValueError(f"{target} is one of the images and would be overwritten: choose another --out")
     return names
 
 
 def images_of(run: str | Path, saved: Saved, files: Sequence[Path]) -> Float[np.ndarray, "b H W c"] | None:
-    """These files as the model takes them, or the run's own test images; None if there are none to be had."""
+    """These files as model inputs, or the run's own test images; None if there are none."""
     preprocess = saved.preprocess
     if files:
         images = np.stack(
@@ -199,13 +250,13 @@ def images_of(run: str | Path, saved: Saved, files: Sequence[Path]) -> Float[np.
 
 def layer_statistics(
     runs: Sequence[str | Path], files: Sequence[Path] = ()
-) -> tuple[dict[str, list[LayerAttention]], Figure]:
-    """How sharp and how local each layer of the models is, on these files or the runs' own test images."""
+) -> tuple[dict[str, list[LayerAttention]], "matplotlib.figure.Figure"]:
+    """How sharp and how local each layer's attention is, on these files or the runs' own test images."""
     found = {}
     for run, (name, saved) in zip(runs, named_models(runs).items(), strict=True):
         images = images_of(run, saved, files)
         if images is None:
-            raise ValueError(f"the test images of {run} cannot be had: give images to measure its attention on")
+            raise ValueError(f"the test images of {run} are not available: give images to measure its attention on")
         found[name] = attention_by_layer(saved.model, saved.variables, images)
         if not found[name]:
             raise ValueError(f"{name} has no attention to measure")
@@ -222,7 +273,7 @@ def layer_statistics(
 
 def receptive_fields(
     runs: Sequence[str | Path], files: Sequence[Path] = ()
-) -> tuple[dict[str, ReceptiveField], Figure]:
+) -> tuple[dict[str, ReceptiveField], "matplotlib.figure.Figure"]:
     """What one token sees before the first block, on these files or on noise."""
     found = {}
     for run, (name, saved) in zip(runs, named_models(runs).items(), strict=True):

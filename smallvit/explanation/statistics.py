@@ -1,4 +1,4 @@
-"""How sharp and how local attention is: temperatures, entropy and distance, by layer and head."""
+"""How sharp and how local attention is: temperature, entropy and distance per layer and head."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from smallvit.ops import Images
 
 
 def temperatures(model: Classifier, variables: Variables, images: Images) -> dict[str, Float[np.ndarray, " h"]]:
-    """What LSA has learned, by layer and head, as multiples of the scale it started from, dim_head ** -0.5.
+    """The learned scale of LSA per layer and head, as a multiple of its initial value, dim_head ** -0.5.
 
     Above 1, attention is sharper than without LSA. Layers without a learned temperature are left out.
     """
@@ -28,7 +28,7 @@ def temperatures(model: Classifier, variables: Variables, images: Images) -> dic
 def attention_entropy(
     maps: Mapping[str, Float[np.ndarray, "b *groups h n m"]],
 ) -> dict[str, Float[np.ndarray, " h"]]:
-    """By layer and head, in nats, averaged over images and tokens: 0 reads one token, log(m) reads all m alike."""
+    """Entropy in nats per layer and head, averaged over images and tokens: 0 is one token, log(m) is uniform over m."""
 
     def entropy(p: np.ndarray) -> np.ndarray:
         p_log_p = p * np.log(np.where(p > 0, p, 1))
@@ -40,7 +40,7 @@ def attention_entropy(
 def attention_distance(
     maps: Mapping[str, Float[np.ndarray, "b h n n"]], grid: tuple[int, int]
 ) -> dict[str, Float[np.ndarray, " h"]]:
-    """By layer and head: how far, in tokens of the grid, a token's attention goes on average.
+    """Mean attention distance per layer and head, in tokens of the grid.
 
     A class token before the grid is left out, as a reader and as read.
     """
@@ -63,15 +63,15 @@ def attention_distance(
 @dataclass(frozen=True)
 class LayerAttention:
     path: str
-    initial: float  # sqrt(dim_head): what logits are divided by without LSA, and with it before any learning
-    temperature: Float[np.ndarray, " h"] | None  # the learned one; below `initial`, attention is sharper
+    initial: float  # sqrt(dim_head), the divisor without LSA and its start with LSA
+    temperature: Float[np.ndarray, " h"] | None  # learned
     entropy: Float[np.ndarray, " h"]  # in nats
-    even: float  # the entropy of reading all tokens alike
-    distance: Float[np.ndarray, " h"] | None  # in tokens of the layer's grid; None where tokens read within groups
+    even: float  # the entropy of uniform attention
+    distance: Float[np.ndarray, " h"] | None  # in tokens of the layer's grid; None for attention within groups
 
 
 def attention_by_layer(model: Classifier, variables: Variables, images: Images) -> list[LayerAttention]:
-    """How sharp and how local each layer is: learned temperatures, entropy and distance of its heads."""
+    """Temperature, entropy and distance per layer and head."""
     seen = watch(model, variables, images)
     learned = temperatures(model, variables, images)
     maps = attention_maps(model, variables, images)

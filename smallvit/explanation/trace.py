@@ -1,4 +1,4 @@
-"""A model watched while it is applied: its attention maps, its parts, and the grids that their tokens stand on."""
+"""Traces a model while it is applied: its attention maps, its parts, and the grids of their tokens."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -25,7 +25,7 @@ Variables = Mapping[str, Any]
 
 
 def token_grid(tokens: int, shape: tuple[int, int]) -> tuple[int, tuple[int, int]]:
-    """How many tokens, none or one, stand before the grid, and the grid.
+    """The number of tokens before the grid, none or one, and the grid.
 
     It is the one most like `shape`, the height and width of the image or of an earlier grid.
     """
@@ -37,7 +37,7 @@ def token_grid(tokens: int, shape: tuple[int, int]) -> tuple[int, tuple[int, int
     ]
     best = min(grids, key=lambda found: _misfit(found[1], shape), default=None)
     if best is None or _misfit(best[1], shape) > _MISFIT:
-        raise ValueError(f"{tokens} tokens do not fill a grid that is shaped like {shape[0]} x {shape[1]}")
+        raise ValueError(f"{tokens} tokens do not fill a grid of the shape of {shape[0]} x {shape[1]}")
     return best
 
 
@@ -51,7 +51,7 @@ def _misfit(grid: tuple[int, int], shape: tuple[int, int]) -> float:
 
 @dataclass
 class Seen:
-    """What an application of a model shows, without computing it."""
+    """What tracing a model shows, without computing it."""
 
     maps: dict[str, tuple[int, ...]] = field(default_factory=dict)  # the shapes, by path, in order
     scales: dict[str, float] = field(default_factory=dict)  # of each attention, before any learning
@@ -72,7 +72,7 @@ _watched: dict[tuple[Any, ...], Seen] = {}
 
 
 def watch(model: Classifier, variables: Variables, images: Images) -> Seen:
-    """Once for each model and shape: tracing takes far longer than computing a small model's maps."""
+    """Cached per model and shape: tracing takes far longer than computing a small model's maps."""
     key = model, images.shape, images.dtype
     if key not in _watched:
         _watched[key] = _trace(model, variables, images)

@@ -1,7 +1,7 @@
 """A trained model for other programs: uint8 images in, float32 logits out, checked before it is written.
 
-Normalisation is inside and the batch size is free, so that a reader only resizes its images. All is computed in
-float32, whatever the model was trained in.
+Normalisation is included and the batch size is free, so that users only resize their images. Everything is computed
+in float32, whatever the model was trained in.
 """
 
 import json
@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 import jax
+import jax.export
 import jax.numpy as jnp
 import numpy as np
-from jax import export
 from jaxtyping import Array, Float32, UInt8
 from safetensors import numpy as safetensors
 
@@ -33,17 +33,24 @@ PLATFORMS = ("cpu", "cuda", "tpu")
 TOLERANCE = 1e-4
 
 
-def export_model(run: str | Path, format: Format, out: str | Path | None = None) -> Path:
-    """Writes the model of a run folder or a model folder to `out`, and what it takes and gives to `out`.json.
+def export(run: str | Path, format: Format, out: str | Path | None = None) -> Path:
+    """Writes a trained model to a file for other programs, with its inputs and outputs described in `out`.json.
 
-    Without `out` it goes to export/ in that folder. The file's content is read again and compared with the model
-    before anything is written.
+    The file is read back and compared with the model before anything is written.
+
+    Args:
+        run: A run folder or its model/.
+        format: "safetensors" (weights only), "stablehlo" (a program for JAX) or "onnx" (a program for ONNX runtimes).
+        out: File to write; by default export/model.FORMAT in the run folder.
+
+    Returns:
+        The path of the file.
     """
     if format not in get_args(Format):
         raise ValueError(f"unknown format {format!r}: choose {', '.join(get_args(Format))}")
     path = Path(run) / "export" / f"model.{format}" if out is None else Path(out)
     if path.suffix != f".{format}":
-        raise ValueError(f"{path} is for {format} and must end in .{format}")
+        raise ValueError(f"{path} must end in .{format}")
     if path.is_dir():
         raise ValueError(f"{path} is a folder: give the name of a file")
     saved = from_pretrained(run)
@@ -54,7 +61,7 @@ def export_model(run: str | Path, format: Format, out: str | Path | None = None)
 
 
 def facts(saved: Saved, format: Format) -> dict[str, Any]:
-    """Model, class names and preprocessing, and the input and output of a program."""
+    """Model, class names, preprocessing, and the input and output of a program."""
     config = describe(saved.spec, saved.classes, saved.preprocess)
     if format == "safetensors":
         return config
@@ -65,7 +72,7 @@ def facts(saved: Saved, format: Format) -> dict[str, Any]:
 
 
 def convert(saved: Saved, format: Format) -> bytes:
-    """The content of a file that computes what the model does."""
+    """The content of the file, after comparing it with the model."""
     make, read = {
         "safetensors": (_safetensors, _read_safetensors),
         "stablehlo": (_stablehlo, _read_stablehlo),
@@ -79,16 +86,16 @@ def convert(saved: Saved, format: Format) -> bytes:
     images = np.random.default_rng(0).integers(0, 256, shape).astype(np.uint8)
     expected = np.asarray(jax.jit(predict)(variables, images))
     try:
-        with kernels.disabled(), plain_convolutions():  # the file goes to other machines
+        with kernels.disabled(), plain_convolutions():  # the file is for other machines
             content = make(saved, lambda images: predict(variables, images))
         call = read(saved, content)
         found = [call(images[:number]) for number in (1, 3)]
-    except Exception as error:  # whatever a converter or a runtime says of an operation it does not know
+    except Exception as error:  # converters and runtimes raise anything
         raise ValueError(f"{saved.spec.name} cannot be exported to {format} ({first_line(error)})") from error
     if not all(np.allclose(logits, expected[: len(logits)], TOLERANCE, TOLERANCE) for logits in found):
         off = max(np.abs(logits - expected[: len(logits)]).max() for logits in found)
         raise ValueError(
-            f"the {format} export is off by {off:.2g} from the model, more than {TOLERANCE:g}: nothing is written"
+            f"the {format} export differs from the model by {off:.2g}, more than {TOLERANCE:g}: nothing was written"
         )
     return content
 
@@ -105,21 +112,21 @@ def _read_safetensors(saved: Saved, content: bytes) -> Call:
 
 
 def _stablehlo(saved: Saved, predict: Callable[[Array], Array]) -> bytes:
-    shape = (*export.symbolic_shape("batch"), *saved.preprocess.size, saved.preprocess.channels)
-    program = export.export(jax.jit(predict), platforms=PLATFORMS)(jax.ShapeDtypeStruct(shape, jnp.uint8))
+    shape = (*jax.export.symbolic_shape("batch"), *saved.preprocess.size, saved.preprocess.channels)
+    program = jax.export.export(jax.jit(predict), platforms=PLATFORMS)(jax.ShapeDtypeStruct(shape, jnp.uint8))
     return bytes(program.serialize())
 
 
 def _read_stablehlo(saved: Saved, content: bytes) -> Call:
-    program = export.deserialize(bytearray(content))
+    program = jax.export.deserialize(bytearray(content))
     return lambda images: np.asarray(program.call(images))
 
 
 def _onnx(saved: Saved, predict: Callable[[Array], Array]) -> bytes:
     jax2onnx, onnx = import_module("jax2onnx"), import_module("onnx")
-    # Of each inner value whose type it leaves open, which a runtime infers, it would print a line.
+    # It would print a line for every inner value whose type is left for the runtime to infer.
     logging.getLogger("onnx_ir").setLevel(logging.ERROR)
-    shape = (*export.symbolic_shape("batch"), *saved.preprocess.size, saved.preprocess.channels)
+    shape = (*jax.export.symbolic_shape("batch"), *saved.preprocess.size, saved.preprocess.channels)
     with jax.numpy_rank_promotion("allow"):  # its own convolution adds the bias by broadcasting
         program = jax2onnx.to_onnx(
             predict,

@@ -1,6 +1,7 @@
 """Trained models to and from the Hugging Face hub: the model folder, with a model card."""
 
 import json
+import re
 from pathlib import Path
 from shutil import copyfile
 from tempfile import TemporaryDirectory
@@ -8,6 +9,7 @@ from typing import Any
 
 from smallvit.common.extras import first_line, need
 from smallvit.common.files import read_json, write_bytes, write_safely
+from smallvit.common.words import did_you_mean
 from smallvit.runs.folder import RESULT, run_folder
 from smallvit.runs.saved import CONFIG, WEIGHTS, Saved, from_pretrained, model_folder
 
@@ -15,7 +17,7 @@ CARD = "README.md"
 
 
 def push(run: str | Path, repo: str, *, private: bool = False) -> str:
-    """Uploads the model of a run folder or a model folder to `repo`, such as "owner/name"; returns its address."""
+    """Uploads the model of a run or model folder to `repo`, such as "owner/name"; returns its address."""
     hub = need("huggingface_hub", f"pushing to {repo}")
     with TemporaryDirectory() as folder:
         write_hub_folder(run, folder, repo)
@@ -30,8 +32,25 @@ def push(run: str | Path, repo: str, *, private: bool = False) -> str:
     return str(made)
 
 
+def load(source: str | Path, *, revision: str | None = None) -> Saved:
+    """A trained model: from a run folder, a model folder, or a repository on the Hugging Face hub such as "owner/name".
+
+    Args:
+        source: A folder on this machine is preferred to a repository of the same name.
+        revision: Branch, tag or commit of the repository.
+    """
+    names = str(source).split("/")
+    on_hub = len(names) == 2 and all(re.fullmatch(r"[\w][\w.-]*", name) for name in names)
+    if Path(source).exists() or not on_hub or isinstance(source, Path):
+        return from_pretrained(source)
+    if Path(names[0]).is_dir():  # runs/pets, mistyped
+        beside = [path.name for path in Path(names[0]).iterdir()]
+        raise ValueError(f"{source}: there is no such folder{did_you_mean(names[1], beside)}")
+    return pull(str(source), revision=revision)
+
+
 def pull(repo: str, *, revision: str | None = None) -> Saved:
-    """The model that was pushed to `repo`, from the hub or, once fetched, from the hub's cache on this machine."""
+    """The model that was pushed to `repo`, from the hub or from the hub's cache on this machine."""
     hub = need("huggingface_hub", f"pulling {repo}")
     try:
         folder = hub.snapshot_download(repo, revision=revision, allow_patterns=[CONFIG, WEIGHTS])
@@ -40,11 +59,11 @@ def pull(repo: str, *, revision: str | None = None) -> Saved:
     try:
         return from_pretrained(folder)
     except ValueError as error:
-        raise ValueError(f"{repo} on the hub is no model of ours: {error}") from None
+        raise ValueError(f"{repo} on the hub is not a smallvit model: {error}") from None
 
 
 def write_hub_folder(run: str | Path, folder: str | Path, repo: str = "OWNER/NAME") -> None:
-    """Makes the folder that `push` uploads: weights, configuration and a model card."""
+    """Writes the folder that `push` uploads: weights, configuration and a model card."""
     saved = from_pretrained(run)
     source, folder = model_folder(run), Path(folder)
     for name in (CONFIG, WEIGHTS):
@@ -74,16 +93,11 @@ A vision transformer for images of {height} x {width} pixels, trained from scrat
 ## Use
 
 ```python
-from pathlib import Path
-
 import smallvit
-from smallvit.runs.prediction import Predictor
 
-saved = smallvit.pull({json.dumps(repo)})
-predict = Predictor(saved)
-image = predict.decode(Path("photo.jpg"))  # any image file
-probabilities = predict(image[None])[0]
-print(saved.classes[probabilities.argmax()], probabilities.max())
+model = smallvit.load({json.dumps(repo)})
+for prediction in model.predict("photo.jpg"):  # any image file, or a folder of them
+    print(prediction.classes[0], prediction.probabilities[0])
 ```
 {accuracy}
 ## Classes
@@ -94,9 +108,9 @@ print(saved.classes[probabilities.argmax()], probabilities.max())
 
 ## Preprocessing
 
-`decode` does it: {colour}, {fit} and resized to {height} x {width} (height x width), as bytes from 0 to 255. The model
-wants `(pixels / 255 - mean) / std` with mean {_numbers(preprocess.mean)} and std {_numbers(preprocess.std)}, which
-`Predictor` applies.
+`model.predict` does it: {colour}, {fit} and resized to {height} x {width} (height x width), as bytes from 0 to 255. The
+network itself takes `(pixels / 255 - mean) / std` with
+mean {_numbers(preprocess.mean)} and std {_numbers(preprocess.std)}.
 """
 
 

@@ -12,9 +12,9 @@ from smallvit.layers import Classifier
 
 
 def to_nnx(model: Classifier, variables: Mapping[str, Any]) -> nnx.bridge.ToNNX:
-    """An NNX module with these variables that computes what `model.apply(variables, images)` does."""
+    """An NNX module with these variables that computes the same as `model.apply(variables, images)`."""
     module = nnx.bridge.ToNNX(model)
-    # Set rather than found by `lazy_init`, which would compute the model once to make weights that are thrown away.
+    # Not by `lazy_init`, which would run the model once and initialise weights that are thrown away.
     for name, value in linen_vars_to_nnx_attrs(jax.tree.map(jnp.asarray, dict(variables))).items():
         setattr(module, name, nnx.data(value))
     return module

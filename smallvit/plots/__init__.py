@@ -1,21 +1,26 @@
-"""Figures of a run, each from plain arrays and lists; nothing here knows of pyplot or a screen."""
+"""Figures of a run, each made from plain arrays and lists, without pyplot or a display."""
 
-from smallvit.plots.images import augmented, image_grid, mistakes, worst_mistakes
-from smallvit.plots.maps import (
-    Field,
-    Heads,
-    Panel,
-    attention,
-    explanation,
-    heads,
-    layers,
-    overlay,
-    receptive_fields,
-    upsampled,
-    upscaled,
-)
-from smallvit.plots.scores import comparison, confusion, curves, reliability
-from smallvit.plots.style import save
+from typing import TYPE_CHECKING
+
+from smallvit.common.lazy import lazy
+
+if TYPE_CHECKING:
+    from smallvit.plots.images import augmented, image_grid, mistakes, worst_mistakes
+    from smallvit.plots.maps import (
+        Field,
+        Heads,
+        Panel,
+        attention,
+        explanation,
+        heads,
+        layers,
+        overlay,
+        receptive_fields,
+        upsampled,
+        upscaled,
+    )
+    from smallvit.plots.scores import comparison, confusion, curves, reliability
+    from smallvit.plots.style import save
 
 __all__ = [
     "Field",
@@ -39,3 +44,4 @@ __all__ = [
     "upscaled",
     "worst_mistakes",
 ]
+__getattr__, __dir__ = lazy(__name__, __file__)

@@ -1,4 +1,4 @@
-"""Figures of images: some of them, the mistakes, what augmentation does."""
+"""Figures of images: samples, mistakes, augmentation."""
 
 from collections.abc import Sequence
 
@@ -30,10 +30,10 @@ def mistakes(
     probability: Float[np.ndarray, " b"],
     classes: Sequence[str],
 ) -> Figure:
-    """The wrong images of these, the most confident first; `probability` is that of the predicted class."""
+    """The misclassified images, most confident first; `probability` is that of the predicted class."""
     wrong = worst_mistakes(true, predicted, probability)
     if not wrong.size:
-        return notice(f"No mistakes: all {len(true):,} images were classified as labelled.")
+        return notice(f"No mistakes: all {len(true):,} images were classified correctly.")
     columns = min(6, max(len(wrong), 3))
     figure, axes = tiles(len(wrong), columns, images.shape[1] / images.shape[2], lines=2)
     for each, i in zip(axes, wrong, strict=True):
@@ -49,14 +49,14 @@ def mistakes(
 def worst_mistakes(
     true: Integer[np.ndarray, " b"], predicted: Integer[np.ndarray, " b"], probability: Float[np.ndarray, " b"]
 ) -> Integer[np.ndarray, " w"]:
-    """Which images `mistakes` shows, in its order."""
+    """Indices of the images that `mistakes` shows, in its order."""
     wrong = np.flatnonzero(true != predicted)
     return wrong[np.argsort(-probability[wrong], kind="stable")][:MOST_MISTAKES]
 
 
 @styled
 def augmented(before: Images, after: Images) -> Figure:
-    """Pairs: each image above what training sees of it."""
+    """Pairs: each image above its augmented version."""
     if not len(before):
         return notice("No images.")
     columns = min(8, len(before))

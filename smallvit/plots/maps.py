@@ -28,7 +28,7 @@ def attention(images: Images, maps: Float[np.ndarray, "b h w"], titles: Sequence
     aspect = images.shape[1] / images.shape[2]
     width = 1.75
     figure = Figure(figsize=(groups * (3 * width + 0.25), rows * (width * aspect + 0.34)))
-    # An empty column keeps two groups apart.
+    # An empty column separates two groups.
     ratios = ([1, 1, 1, 0.12] * groups)[:-1]
     axes = figure.subplots(rows, len(ratios), squeeze=False, gridspec_kw={"width_ratios": ratios})
     for each in axes.flat:
@@ -45,17 +45,17 @@ def attention(images: Images, maps: Float[np.ndarray, "b h w"], titles: Sequence
 
 
 class Panel(NamedTuple):
-    """What one model makes of one image."""
+    """One model's map and answers for one image."""
 
     model: str
     image: UInt8[np.ndarray, "H W c"]
     heat: Float[np.ndarray, "h w"]  # in [0, 1]
-    answers: Sequence[tuple[str, float]]  # classes and their probabilities, the most probable first
+    answers: Sequence[tuple[str, float]]  # classes and their probabilities, most probable first
 
 
 @styled
 def explanation(panels: Sequence[Panel], what: str) -> Figure:
-    """Image, map, overlay and answers; a row for each model. `what` says what the map is."""
+    """Image, map, overlay and answers; one row per model. `what` is the title of the maps."""
     height, width = _fitted(panels[0].image)
     figure = Figure(figsize=(3 * width + 2.9, len(panels) * (height + 0.28) + 0.1))
     ratios = [width, width, width, 2.5]
@@ -78,7 +78,7 @@ def explanation(panels: Sequence[Panel], what: str) -> Figure:
 def heads(
     images: Sequence[UInt8[np.ndarray, "_ _ _"]], maps: Sequence[Float[np.ndarray, "_ _ _"]], titles: Sequence[str]
 ) -> Figure:
-    """Of each model the image, then an overlay for each head, each scaled by itself."""
+    """Per model the image, then one overlay per head, each with its own scale."""
     height, width = _fitted(images[0], 1.7)
     columns = min(6, 1 + max(map(len, maps)))
     rows = [-(-(len(each) + 1) // columns) for each in maps]
@@ -99,7 +99,7 @@ def heads(
 
 
 class Heads(NamedTuple):
-    """One quantity of all heads, layer by layer."""
+    """One quantity per layer and head."""
 
     title: str
     values: Sequence[Float[np.ndarray, " h"] | None]
@@ -109,7 +109,7 @@ class Heads(NamedTuple):
 
 @styled
 def layers(rows: Mapping[str, Sequence[Heads]]) -> Figure:
-    """Dots for heads and a line for their mean, against the layer; a row of panels for each model."""
+    """Dots for heads and a line for their mean, against the layer; one row of panels per model."""
     columns = max(map(len, rows.values()))
     figure = Figure(figsize=(3.6 * columns, 3.1 * len(rows)))
     parts = figure.subfigures(len(rows), 1, squeeze=False)
@@ -148,7 +148,7 @@ class Field(NamedTuple):
 
 @styled
 def receptive_fields(fields: Mapping[str, Field], notes: Sequence[str]) -> Figure:
-    """How much a token depends on each pixel: its patch is outlined, what it should see is dashed."""
+    """How much a token depends on each pixel; its patch is outlined, its theoretical field dashed."""
     first = next(iter(fields.values())).heat
     height, width = 3.4 * np.array(first.shape) / max(first.shape)
     width = max(float(width), 2.6)
@@ -189,7 +189,7 @@ def _fitted(image: np.ndarray, side: float = 2.3) -> tuple[float, float]:
 
 
 def _answers(axes: Axes, answers: Sequence[tuple[str, float]]) -> None:
-    """Names over bars, the answer in colour."""
+    """Class names over bars; the answer is coloured."""
     axes.set_axis_off()
     axes.set_xlim(0, 1.18)
     axes.set_ylim(2.7, -0.75)  # room for three, however few there are
@@ -202,7 +202,7 @@ def _answers(axes: Axes, answers: Sequence[tuple[str, float]]) -> None:
 
 
 def overlay(image: UInt8[np.ndarray, "H W c"], heat: Float[np.ndarray, "h w"]) -> UInt8[np.ndarray, "y x 3"]:
-    """The image in grey under the colours of the map: the warmer, the more the colour covers."""
+    """The grey image under the colours of the map; warm colours are more opaque."""
     big = upscaled(image)
     grey = np.asarray(Image.fromarray(big).convert("L"), np.float32)[..., None] / 255
     heat = upsampled(heat, (big.shape[0], big.shape[1]))
@@ -211,7 +211,7 @@ def overlay(image: UInt8[np.ndarray, "H W c"], heat: Float[np.ndarray, "h w"]) -
 
 
 def upscaled(image: UInt8[np.ndarray, "H W c"], side: int = 224) -> UInt8[np.ndarray, "y x 3"]:
-    """In colour, and as many times larger as reaches `side`, each pixel a crisp square."""
+    """In colour, enlarged by a whole number to reach `side`, without interpolation."""
     colour = image if image.shape[-1] == 3 else np.repeat(image[..., :1], 3, axis=-1)
     times = max(-(-side // max(image.shape[:2])), 1)
     return colour.repeat(times, axis=0).repeat(times, axis=1)

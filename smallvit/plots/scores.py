@@ -1,4 +1,4 @@
-"""Figures of numbers: of a training, of an evaluation, of several models."""
+"""Figures of numbers: training curves, evaluation, comparisons."""
 
 from collections.abc import Mapping, Sequence
 
@@ -65,7 +65,7 @@ def confusion(matrix: Integer[np.ndarray, "k k"], classes: Sequence[str]) -> Fig
     side = float(np.clip(2.6 + 0.42 * k, 4.2, 9.5))
     figure = Figure(figsize=(side + 0.9, side + 0.3))
     axes = figure.subplots()
-    # Where no numbers stand in the cells, a few mistakes are to be seen as well.
+    # Without numbers in the cells, rare mistakes must be visible too.
     norm = PowerNorm(1 if numbered else 0.5, vmin=0, vmax=1)
     picture = axes.imshow(share, cmap=BLUES, norm=norm, interpolation="nearest")
     right = np.trace(matrix) / max(matrix.sum(), 1)
@@ -103,7 +103,7 @@ def confusion(matrix: Integer[np.ndarray, "k k"], classes: Sequence[str]) -> Fig
 
 @styled
 def reliability(confidence: Float[np.ndarray, " b"], correct: Bool[np.ndarray, " b"], bins: int = 15) -> Figure:
-    """Of the images that the model is so sure of, how many are right; below, how many there are."""
+    """Accuracy against confidence, and below the number of images per bin."""
     if not confidence.size:
         return notice("No images.")
     centres, accuracy, sure, count = calibration_bins(confidence, correct, bins)
@@ -111,7 +111,7 @@ def reliability(confidence: Float[np.ndarray, " b"], correct: Bool[np.ndarray, "
     top, bottom = figure.subplots(2, 1, sharex=True, gridspec_kw={"height_ratios": [3.4, 1]})
     filled = count > 0
     top.plot([0, 1], [0, 1], color=MUTED, linewidth=1, linestyle=(0, (4, 4)), label="calibrated")
-    few = count < FEW  # their share says little
+    few = count < FEW  # too few for a meaningful share
     for which, colour, label in (
         (filled & ~few, 0.45, "share that is right"),
         (filled & few, 0.16, f"of under {FEW} images"),
@@ -136,7 +136,7 @@ def reliability(confidence: Float[np.ndarray, " b"], correct: Bool[np.ndarray, "
 
 @styled
 def comparison(scores: Mapping[str, Sequence[float]]) -> Figure:
-    """Top-1 in percent of each model: a dot for each seed, a line for the mean."""
+    """Top-1 accuracy of each model in percent: one dot per seed, a line for the mean."""
     figure = Figure(figsize=(7.5, 0.9 + 0.42 * len(scores)))
     axes = figure.subplots()
     for row, values in enumerate(scores.values()):
@@ -153,7 +153,7 @@ def comparison(scores: Mapping[str, Sequence[float]]) -> Figure:
 
 
 def _series(rows: Sequence[Mapping[str, float | int | None]], key: str) -> tuple[list[float], list[float]]:
-    """(epochs, values) of the rows that have this value; counted from 1 where rows do not say their epoch."""
+    """(epochs, values) of the rows that have this value; counted from 1 where rows have no epoch."""
     numbered = [({"epoch": i} | dict(row)) for i, row in enumerate(rows, 1)]
     pairs = [(row["epoch"], value) for row in numbered if (value := row.get(key)) is not None]
     return [float(epoch or 0) for epoch, _ in pairs], [float(value) for _, value in pairs]

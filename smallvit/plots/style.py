@@ -1,4 +1,4 @@
-"""How all figures look, and what they are made of."""
+"""The common style of all figures."""
 
 import warnings
 from pathlib import Path
@@ -54,9 +54,9 @@ styled = matplotlib.rc_context(
 
 
 def save(figure: Figure, path: Path) -> None:
-    """As PNG; a reader of `path` sees the old file or the whole new one."""
+    """Saves as PNG; a reader of `path` sees either the old file or the complete new one."""
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Glyph .* missing")  # a box stands for a letter the font does not have
+        warnings.filterwarnings("ignore", "Glyph .* missing")  # the font has no such letter
         write_safely(path, lambda temporary: figure.savefig(temporary, format="png", facecolor="white"))
 
 
@@ -67,7 +67,7 @@ def notice(text: str) -> Figure:
 
 
 def tiles(count: int, columns: int, aspect: float, lines: int) -> tuple[Figure, list[Axes]]:
-    """A figure of so many places for images, `lines` of text above each."""
+    """A figure with a grid of images, `lines` of text above each."""
     rows = -(-count // columns)
     width = max(10.0 / max(columns, 4), 1.2)
     figure = Figure(figsize=(columns * width, rows * (width * aspect + 0.1 + 0.2 * lines)))
@@ -78,7 +78,7 @@ def tiles(count: int, columns: int, aspect: float, lines: int) -> tuple[Figure, 
 
 
 def show(axes: Axes, image: np.ndarray) -> None:
-    """Without interpolation, so that the pixels of a small image stay crisp."""
+    """Shows an image without interpolation, so that pixels stay sharp."""
     grey = image.shape[-1] == 1
     axes.imshow(image[..., 0] if grey else image, cmap="gray", vmin=0, vmax=255, interpolation="nearest")
     axes.set_xticks([])
@@ -88,6 +88,6 @@ def show(axes: Axes, image: np.ndarray) -> None:
 
 
 def short(text: str, width: int) -> str:
-    """On one line, and no longer than that."""
+    """A text on one line, shortened to a maximum length."""
     text = shown(" ".join(text.split()))
     return text if len(text) <= width else text[: width - 1].rstrip() + "…"

@@ -1,4 +1,4 @@
-"""The run folder: what was asked for, what came out, and all that is needed to go on."""
+"""The run folder: configuration, results, and all that is needed to resume."""
 
 import csv
 import fcntl
@@ -25,28 +25,29 @@ CACHE = ".cache"  # of decoded images, beside the run folders
 
 
 def run_folder(path: str | Path) -> Path:
-    """The run folder that a path means: itself, or the one that a model folder lies in."""
+    """The run folder of a model folder, or the path itself."""
     path = Path(path)
     return path.parent if path.name == MODEL else path
 
 
 def check_name(runs: Path, name: str | None) -> None:
-    """A folder that exists is never written into, be it a run or not."""
+    """Raises if the folder exists: nothing is ever written into an existing folder."""
     try:
         str(runs / (name or "")).encode()
     except UnicodeEncodeError:
         raise ValueError(f"{runs / (name or '')} is not UTF-8, as checkpoints need: choose another folder") from None
     if name and (runs / name).exists() and not _is_empty(runs / name):
-        raise ValueError(f"{runs / name} exists: choose another --name, or go on with it by --resume {runs / name}")
+        raise ValueError(f"{runs / name} exists: choose another --name, or resume it with --resume {runs / name}")
 
 
 def create_run(runs: Path, name: str | None, default: str, config: dict[str, Any]) -> Path:
-    """A new folder with the configuration in it: `name`, or the first of default, default-2, ... that is free."""
+    """Creates a folder with the configuration: `name`, or the first free one of default, default-2, ..."""
     check_name(runs, name)
     default = fitting(shown(default).replace("\N{REPLACEMENT CHARACTER}", "_"), 200)
     names = chain([default], (f"{default}-{i}" for i in count(2)))
     free = name or next(each for each in names if not (runs / each).exists())
-    command = shlex.join(["smallvit", *sys.argv[1:]]) if Path(sys.argv[0]).name in ("smallvit", "cli.py") else None
+    started_by = Path(sys.argv[0]).name in ("smallvit", "__main__.py", "cli.py")
+    command = shlex.join(["smallvit", *sys.argv[1:]]) if started_by else None
     for left in runs.glob(".*.tmp"):  # by processes that were killed here
         if time.time() - left.stat().st_mtime > DAY:
             shutil.rmtree(left, ignore_errors=True)
@@ -58,7 +59,7 @@ def create_run(runs: Path, name: str | None, default: str, config: dict[str, Any
         sync_folder(runs)
     except OSError as error:
         shutil.rmtree(making, ignore_errors=True)
-        raise ValueError(f"cannot make {runs / free}: {error.strerror}") from None
+        raise ValueError(f"cannot create {runs / free}: {error.strerror}") from None
     return runs / free
 
 
@@ -67,11 +68,11 @@ def _is_empty(folder: Path) -> bool:
 
 
 def open_run(folder: Path) -> dict[str, Any]:
-    """The configuration of a run that was begun and is not finished."""
+    """The configuration of an unfinished run."""
     if not folder.is_dir():
-        raise ValueError(f"{folder} is no folder: give the run folder that `smallvit train` made")
+        raise ValueError(f"{folder}: there is no such folder; give a run folder of `smallvit train`")
     if not (folder / CONFIG).exists():
-        raise ValueError(f"{folder} is no run of ours, it has no {CONFIG}: give the folder that `smallvit train` made")
+        raise ValueError(f"{folder} is not a run folder, it has no {CONFIG}: give a run folder of `smallvit train`")
     if (folder / RESULT).exists():
         raise ValueError(f"{folder} is finished: its results are in {folder / RESULT}")
     return read_json(folder / CONFIG)["config"]
@@ -79,12 +80,12 @@ def open_run(folder: Path) -> dict[str, Any]:
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Two processes must not work on one run; the lock goes with the process, however it ends."""
+    """Keeps other processes from the run; the lock ends with the process, however it ends."""
     with (folder / ".lock").open("w") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise ValueError(f"{folder} is in use by another process: wait until that one ends") from None
+            raise ValueError(f"{folder} is in use by another process: wait until it ends") from None
         for left in chain(folder.glob(".*.tmp"), (folder / MODEL).glob(".*.tmp")):  # by a process that was killed
             left.unlink(missing_ok=True)
         yield

@@ -1,22 +1,19 @@
 """From images to classes with a trained model."""
 
-import csv
 import io
-import json
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, PyTree, UInt8
-from scipy.special import softmax
 
-from smallvit.data import Preprocess
+from smallvit.data import Preprocess, find_images
 from smallvit.data.decoding import FORMATS, Source, decode
 from smallvit.layers import Classifier
+from smallvit.runs.answers import Images, Prediction, Unreadable, top_classes
 from smallvit.runs.saved import Saved, from_pretrained
 
 
@@ -31,7 +28,7 @@ def make_predict(
 
 
 class Predictor:
-    """A trained model that takes any number of images and compiles for few: 1, 4, 16, ... up to `largest`."""
+    """A trained model for any number of images, compiled for few batch sizes: 1, 4, 16, ... up to `largest`."""
 
     def __init__(self, model: Saved | str | Path, largest: int = 64) -> None:
         self.saved = model if isinstance(model, Saved) else from_pretrained(model)
@@ -39,7 +36,7 @@ class Predictor:
         self._predict = jax.jit(make_predict(self.saved.model, self.saved.preprocess))
 
     def decode(self, source: str | Source, formats: Sequence[str] = FORMATS) -> UInt8[np.ndarray, "H W c"]:
-        """A file or its bytes as the model wants it; a ValueError says what is wrong with it."""
+        """An image file, or its bytes, at the model's size; a ValueError if it cannot be read."""
         preprocess = self.saved.preprocess
         source = Path(source) if isinstance(source, str) else source
         return decode(source, preprocess.size, preprocess.channels, preprocess.fit, formats)
@@ -47,10 +44,10 @@ class Predictor:
     def __call__(self, images: UInt8[np.ndarray, "n H W c"]) -> Float[np.ndarray, "n k"]:
         """The probability of each class."""
         logits = [self._logits(images[start : start + self.largest]) for start in range(0, len(images), self.largest)]
-        return softmax(np.concatenate(logits), axis=-1)  # not jax's, which compiles for every number of images
+        return softmax(np.concatenate(logits))
 
     def warm_up(self) -> None:
-        """Compiles every size, so that no image waits for it."""
+        """Compiles every batch size in advance."""
         size, channels = self.saved.preprocess.size, self.saved.preprocess.channels
         for number in self._sizes():
             self(np.zeros((number, *size, channels), np.uint8))
@@ -65,25 +62,53 @@ class Predictor:
         return [*(size for size in (1, 4, 16, 64, 256) if size < self.largest), self.largest]
 
 
-@dataclass(frozen=True)
-class Prediction:
-    file: str
-    classes: tuple[str, ...]  # the most probable first
-    probabilities: tuple[float, ...]
+def softmax(logits: Float[np.ndarray, "n k"]) -> Float[np.ndarray, "n k"]:
+    """In numpy: jax's would be compiled again for every number of images."""
+    powers = np.exp(logits - logits.max(axis=1, keepdims=True))
+    return powers / powers.sum(axis=1, keepdims=True)
 
 
-@dataclass(frozen=True)
-class Unreadable:
-    file: str
-    reason: str  # one line, with the file's name
+def predict(model: Predictor | Saved | str | Path, images: Images, top: int = 3) -> list[Prediction]:
+    """The classes of images with their probabilities, as `smallvit predict` prints them.
+
+    Args:
+        model: A run folder, or what `smallvit.load` returns.
+        images: Files, folders with everything below them, or patterns such as "photos/*.jpg"; one or several. Or an
+            array of uint8 images at the model's size, batch x height x width x channels.
+        top: How many classes of each image.
+
+    A file that cannot be read raises a ValueError; `predict_files` skips such files instead.
+    """
+    predictor = model if isinstance(model, Predictor) else Predictor(model)
+    if isinstance(images, np.ndarray):
+        return _predict_array(predictor, images, top)
+    files = find_images([images] if isinstance(images, str | Path) else images)
+    predictions = []
+    for found in predict_files(predictor, files, top):
+        if isinstance(found, Unreadable):
+            raise ValueError(found.reason)
+        predictions.append(found)
+    return predictions
+
+
+def _predict_array(predictor: Predictor, images: np.ndarray, top: int) -> list[Prediction]:
+    preprocess = predictor.saved.preprocess
+    shape = (*preprocess.size, preprocess.channels)
+    if images.dtype != np.uint8 or images.shape[1:] != shape:
+        wanted = f"uint8 with shape (batch, {', '.join(map(str, shape))})"
+        raise ValueError(f"images are {images.dtype} with shape {images.shape}: the model takes {wanted}")
+    if not len(images):
+        return []
+    rows = [top_classes(row, predictor.saved.classes, top) for row in predictor(images)]
+    return [Prediction(f"image {i}", *zip(*row, strict=True)) for i, row in enumerate(rows)]
 
 
 def predict_files(
     model: Predictor | Saved | str | Path, files: Sequence[Path | io.BytesIO], top: int = 3
 ) -> Iterator[Prediction | Unreadable]:
-    """The `top` classes of each file, in order; what cannot be read is said and left out.
+    """Yields the `top` classes of each file, in order, or why a file cannot be read.
 
-    Files are read as they are needed: a folder may hold more images than memory does. Bytes go by the name "-".
+    Files are read as they are needed, so a folder may be larger than memory. Bytes are named "-".
     """
     if top < 1:
         raise ValueError(f"top={top} must be at least 1")
@@ -113,41 +138,6 @@ def _predict_files(
                     continue
                 names, probabilities = zip(*top_classes(next(rows), classes, top), strict=True)
                 yield Prediction(_name(file), names, probabilities)
-
-
-def top_classes(
-    probabilities: Float[np.ndarray, " k"], classes: Sequence[str], top: int
-) -> tuple[tuple[str, float], ...]:
-    """The most probable classes with their probabilities, the most probable first."""
-    best = np.argsort(-probabilities, kind="stable")[:top]
-    return tuple((classes[int(i)], float(probabilities[i])) for i in best)
-
-
-def as_csv(predictions: Sequence[Prediction]) -> str:
-    """A line an image: file, class, probability, class_2, probability_2 and so on."""
-    top = max((len(each.classes) for each in predictions), default=1)
-    numbers = ["", *(f"_{i}" for i in range(2, top + 1))]
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(["file", *(f"{word}{number}" for number in numbers for word in ("class", "probability"))])
-    for each in predictions:
-        pairs = zip(each.classes, each.probabilities, strict=True)
-        writer.writerow([each.file, *(value for name, p in pairs for value in (name, f"{p:.6f}"))])
-    return text.getvalue()
-
-
-def as_json(predictions: Sequence[Prediction]) -> str:
-    rows = [
-        {
-            "file": each.file,
-            "predictions": [
-                {"class": name, "probability": round(p, 6)}
-                for name, p in zip(each.classes, each.probabilities, strict=True)
-            ],
-        }
-        for each in predictions
-    ]
-    return json.dumps(rows, indent=2) + "\n"
 
 
 def _name(file: Path | io.BytesIO) -> str:

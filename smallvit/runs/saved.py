@@ -1,6 +1,7 @@
-"""The model folder: `model.safetensors` and `config.json`, which say all that is needed to use a model."""
+"""The model folder: `model.safetensors` and `config.json` hold all that is needed to use a model."""
 
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from smallvit.common.paths import by_path, nested
 from smallvit.data import Preprocess
 from smallvit.layers import Classifier
 from smallvit.registry import create_model
+from smallvit.runs.answers import Images, Prediction
 from smallvit.runs.folder import MODEL
 
 WEIGHTS, CONFIG = "model.safetensors", "config.json"
@@ -36,15 +38,29 @@ class Spec:
 
 @dataclass(frozen=True)
 class Saved:
+    """A trained model: the module and its variables, the class names, and how images are prepared for it."""
+
     model: Classifier
     variables: dict[str, Any]
     classes: tuple[str, ...]
     preprocess: Preprocess
     spec: Spec
 
+    def predict(self, images: Images, top: int = 3) -> list[Prediction]:
+        """The `top` classes of each image with their probabilities; see `smallvit.predict`."""
+        from smallvit.runs.prediction import predict
+
+        return predict(self._predictor, images, top)
+
+    @cached_property
+    def _predictor(self) -> Any:
+        from smallvit.runs.prediction import Predictor
+
+        return Predictor(self)
+
 
 def save_model(folder: Path, spec: Spec, variables: PyTree, classes: tuple[str, ...], preprocess: Preprocess) -> None:
-    """Writes the folder, or writes over the weights of the same model in it."""
+    """Writes the folder, or overwrites the weights of the same model in it."""
     folder.mkdir(parents=True, exist_ok=True)
     arrays = {path: np.asarray(leaf) for path, leaf in by_path(variables).items()}
     write_json(folder / CONFIG, describe(spec, classes, preprocess))
@@ -62,9 +78,11 @@ def describe(spec: Spec, classes: tuple[str, ...], preprocess: Preprocess) -> di
 
 
 def model_folder(path: str | Path) -> Path:
-    """The model folder that a path means: that of a run folder, or itself."""
+    """The model folder of a run folder, or the path itself if it is one."""
     folder = Path(path)
     folder = folder / MODEL if (folder / MODEL / CONFIG).exists() else folder
+    if not folder.exists():
+        raise ValueError(f"{path}: there is no such folder; give a run folder or its model/")
     if not (folder / CONFIG).exists():
         raise ValueError(f"{path} holds no model: give a run folder, or a folder with {CONFIG} and {WEIGHTS}")
     return folder

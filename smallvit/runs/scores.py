@@ -1,4 +1,4 @@
-"""How good a model is: the scores of its logits."""
+"""Scores of a model's logits."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ class Scores:
     top5: float
     ece: float
     loss: float
-    confusion: Int[np.ndarray, "k k"]  # rows are the truth, columns the prediction
+    confusion: Int[np.ndarray, "k k"]  # rows are true classes, columns predicted ones
     probabilities: Float[np.ndarray, "n k"]
 
     @property
@@ -40,7 +40,7 @@ class Scores:
 
 
 def score_split(predict: Callable[[np.ndarray], np.ndarray], split: Split, batch_size: int) -> Scores:
-    """Scores what `predict` makes of every image of a split."""
+    """Scores the predictions for every image of a split."""
     return score(split_logits(predict, split, batch_size), split.labels)
 
 
@@ -66,7 +66,7 @@ def score(logits: Float[np.ndarray, "n k"], labels: Int[np.ndarray, "n"]) -> Sco
 
 
 def calibration_error(confidence: Float[np.ndarray, " n"], correct: Bool[np.ndarray, " n"], bins: int = 15) -> float:
-    """ECE (https://arxiv.org/abs/1706.04599): |right - sure|, averaged over bins by their images."""
+    """ECE (https://arxiv.org/abs/1706.04599): |accuracy - confidence|, averaged over bins weighted by their images."""
     _, accuracy, sure, count = calibration_bins(confidence, correct, bins)
     return float((count * np.abs(accuracy - sure)).sum() / max(count.sum(), 1))
 
@@ -74,7 +74,7 @@ def calibration_error(confidence: Float[np.ndarray, " n"], correct: Bool[np.ndar
 def calibration_bins(
     confidence: Float[np.ndarray, " n"], correct: Bool[np.ndarray, " n"], bins: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Of each bin: its centre, the share that is right, the mean confidence, the number of images."""
+    """Per bin: its centre, the accuracy, the mean confidence, the number of images."""
     which = np.clip(np.ceil(confidence * bins).astype(int) - 1, 0, bins - 1)  # (lower, upper], as in the paper
     count = np.bincount(which, minlength=bins)
     some = np.maximum(count, 1)
@@ -84,7 +84,7 @@ def calibration_bins(
 
 
 def per_class(matrix: Integer[np.ndarray, "k k"], classes: Sequence[str]) -> list[dict[str, str | int | float | None]]:
-    """Precision, recall and number of images of each class; the lowest recall first, classes without images last.
+    """Precision, recall and number of images per class; lowest recall first, classes without images last.
 
     `matrix` counts images by true class, down, and predicted class, across. None: there is nothing to divide by.
     """

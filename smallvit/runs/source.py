@@ -1,4 +1,4 @@
-"""The data that a run was trained on, and what of it the run has not seen."""
+"""The data that a run was trained on, and the images held out from it."""
 
 import hashlib
 import json
@@ -17,7 +17,7 @@ from smallvit.runs.saved import Saved
 
 @dataclass(frozen=True)
 class Source:
-    """Of the run's configuration what says where its images come from and which were held out."""
+    """Where the images of a run come from, and which were held out."""
 
     data: str | None
     split_seed: int
@@ -33,7 +33,7 @@ class Source:
 
 
 def source_of(run: str | Path) -> Source | None:
-    """None where only the model is left of a run."""
+    """The data of a run; None if only its model folder is left."""
     path = run_folder(run) / CONFIG
     config = (read_json(path) if path.exists() else {}).get("config")
     if config is None:
@@ -44,10 +44,10 @@ def source_of(run: str | Path) -> Source | None:
 
 
 def own_images(run: str | Path, saved: Saved) -> HeldOut:
-    """The images that a run has not trained on, of the data that it has; a ValueError if they cannot be found."""
+    """The held-out images of the run's own data; a ValueError if they are not available."""
     source = source_of(run)
     if source is None:
-        raise ValueError(f"{run} does not say what it was trained on: give the data to evaluate it on")
+        raise ValueError(f"the data that {run} was trained on is unknown: give the data to evaluate it on")
     try:
         data = load_data(
             source.data,
@@ -58,7 +58,7 @@ def own_images(run: str | Path, saved: Saved) -> HeldOut:
             cache_dir=source.cache_dir,
         )
     except ValueError as error:
-        raise ValueError(f"the data that {run} was trained on cannot be had ({error}): give other data") from None
+        raise ValueError(f"the data that {run} was trained on is not available ({error}): give other data") from None
     plan = run_folder(run) / PLAN
     found = held_out(data, saved.classes, saved.preprocess)
     if plan.exists() and read_json(plan)["data"] != data_digest(data):
@@ -68,7 +68,7 @@ def own_images(run: str | Path, saved: Saved) -> HeldOut:
 
 
 def data_digest(data: Dataset) -> str:
-    """Of all that a run sees of its data: every image and label of every split, class names, preprocessing."""
+    """A hash of everything that a run sees of its data: all images and labels, class names, preprocessing."""
     digest = hashlib.sha256(json.dumps([data.classes, data.preprocess.to_json()]).encode())
     for part, split in (("train", data.train), ("val", data.val), ("test", data.test)):
         if split is None:

@@ -1,7 +1,25 @@
 """Training from scratch: config, recipes, optimiser, step, loop, checkpoints, run folder."""
 
-from smallvit.training.config import MachineOptions, RecipeOptions, RunOptions, TrainConfig
-from smallvit.training.loop import Stopped, train
-from smallvit.training.recipe import RECIPES, Recipe
+from typing import TYPE_CHECKING
 
-__all__ = ["RECIPES", "MachineOptions", "Recipe", "RecipeOptions", "RunOptions", "Stopped", "TrainConfig", "train"]
+from smallvit.common.lazy import lazy
+
+if TYPE_CHECKING:
+    from smallvit.common.errors import Stopped
+    from smallvit.training.config import CompareConfig, MachineOptions, RecipeOptions, RunOptions, TrainConfig
+    from smallvit.training.keywords import compare, train
+    from smallvit.training.recipe import RECIPES, Recipe
+
+__all__ = [
+    "RECIPES",
+    "CompareConfig",
+    "MachineOptions",
+    "Recipe",
+    "RecipeOptions",
+    "RunOptions",
+    "Stopped",
+    "TrainConfig",
+    "compare",
+    "train",
+]
+__getattr__, __dir__ = lazy(__name__, __file__)

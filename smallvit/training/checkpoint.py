@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import orbax.checkpoint as ocp
 from jax.experimental import multihost_utils
 from jaxtyping import PyTree
 
@@ -26,6 +25,8 @@ class Checkpoints:
     """A folder of states: `<step>/` has the arrays, `<step>.json`, written last, the notes and the arrays' digests."""
 
     def __init__(self, folder: Path) -> None:
+        import orbax.checkpoint as ocp  # slow to import, and nothing needs it before
+
         self.folder = folder.absolute()
         logging.getLogger("absl").setLevel(logging.CRITICAL)  # orbax raises its errors and prints them, too
         self._orbax = ocp.StandardCheckpointer()

@@ -14,11 +14,11 @@ from jax.experimental import multihost_utils
 from jax.sharding import Mesh
 from jaxtyping import Array, Bool
 
+from smallvit.common.errors import RESUME
 from smallvit.common.output import Lasting
 from smallvit.training.config import MachineOptions
 from smallvit.training.mesh import over_images, replicated
 
-RESUME = 75  # exit code: stopped in good order, to be resumed; EX_TEMPFAIL of sysexits.h
 _LONGEST = 4096
 _SILENCE = 10  # seconds without a sign of life after which a process counts as gone
 

@@ -1,13 +1,13 @@
-"""The table of a paper in one command: models, or the parts of one model, by seeds, under one recipe."""
+"""Several models, or the ablation of one, trained with several seeds and put into a table."""
 
 import csv
 import io
 import re
 import statistics
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from smallvit import plots
 from smallvit.common.files import read_json, write_bytes, write_json
@@ -17,48 +17,10 @@ from smallvit.registry import create_model
 from smallvit.runs.folder import CONFIG as RUN_CONFIG
 from smallvit.runs.folder import RESULT
 from smallvit.runs.saved import from_pretrained
-from smallvit.training import MachineOptions, RecipeOptions, RunOptions, TrainConfig, train
-from smallvit.training.config import Data, Fields, Float, Folder, Sides
+from smallvit.training.config import CompareConfig, RunOptions, TrainConfig
+from smallvit.training.loop import train
 
 CONFIG = "compare.json"
-
-
-@dataclass(frozen=True)
-class CompareConfig:
-    data: Data = None
-    """As for `smallvit train`."""
-    models: str = "vit_tiny_data,sl_vit_tiny_data"
-    """Names with commas between them."""
-    ablation: Literal["spt-lsa", "shift"] | None = None
-    """Take a single model apart: its two add-ons, or directions and amounts of the shift."""
-    recipes: str = "default"
-    """One, or several with commas between them."""
-    fields: Fields = ()
-    """Further fields of all models, as in dim=96."""
-    seeds: int = 3
-    """How often each is trained."""
-    minutes: Float = None
-    """Time for each run."""
-    epochs: Float = None
-    """Passes through the training images in each run, in place of a time."""
-    image_size: Sides = None
-    """As for `smallvit train`."""
-    fit: Literal["crop", "pad"] = "crop"
-    """As for `smallvit train`."""
-    out: Path = Path("comparison")
-    """Where runs and table go; a comparison that was stopped goes on there."""
-    data_dir: Folder = None
-    """Where known data sets lie, or are downloaded to."""
-    in_recipe: RecipeOptions = field(default_factory=RecipeOptions)
-    machine: MachineOptions = field(default_factory=MachineOptions)
-
-    def __post_init__(self) -> None:
-        if self.seeds < 1:
-            raise ValueError(f"seeds={self.seeds} must be at least 1")
-        if self.ablation is not None and len(self.models.split(",")) > 1:
-            raise ValueError(f"an ablation takes one model apart, but there are {self.models}: name one with --models")
-        if self.ablation == "shift" and self.image_size is None:
-            raise ValueError("an ablation of the shift needs --image-size: amounts are shares of a patch")
 
 
 @dataclass(frozen=True)
@@ -80,7 +42,7 @@ def compare(config: CompareConfig) -> list[dict[str, Any]]:
     rows: dict[Variant, list[dict[str, Any]]] = {each: [] for each in variants(config)}
     configs = {(each, seed): _train_config(config, each, seed) for each in rows for seed in range(config.seeds)}
     _claim(config)
-    # Seed by seed: a comparison that is stopped early has a whole table of fewer seeds.
+    # Seed by seed: a comparison that is stopped early still has a complete table, of fewer seeds.
     for seed in range(config.seeds):
         for each in rows:
             rows[each].append(_run(configs[each, seed]))
@@ -138,19 +100,19 @@ def _train_config(config: CompareConfig, variant: Variant, seed: int) -> TrainCo
 
 
 def _claim(config: CompareConfig) -> None:
-    """The folder is new, or holds this very comparison."""
+    """Checks that the folder is new or holds the same comparison."""
     asked = {name: str(value) for name, value in asdict(config).items() if name not in ("seeds", "machine", "out")}
     if (config.out / CONFIG).exists():
         if read_json(config.out / CONFIG) != asked:
             raise ValueError(f"{config.out} holds another comparison: choose another --out")
     elif config.out.exists() and any(not path.name.endswith(".tmp") for path in config.out.iterdir()):
-        raise ValueError(f"{config.out} is not empty and no comparison of ours: choose another --out")
+        raise ValueError(f"{config.out} is not empty and holds no comparison: choose another --out")
     else:
         write_json(config.out / CONFIG, asked)
 
 
 def _run(config: TrainConfig) -> dict[str, Any]:
-    """The result of a run: of one that is finished, of one that goes on, or of a new one."""
+    """The result of a run: finished earlier, resumed, or new."""
     assert config.run.name is not None
     folder = config.run.runs / config.run.name
     if (folder / RESULT).exists():

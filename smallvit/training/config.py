@@ -1,82 +1,118 @@
 """What a user can say about a training run: the library's configuration, the command line and the run's config file."""
 
 import json
+from collections.abc import Mapping
 from dataclasses import MISSING, Field, asdict, dataclass, field, fields, replace
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Literal, Protocol, TypeVar, get_args, get_origin, get_type_hints, runtime_checkable
 
 import tyro
 
-from smallvit.augment.policies import AUTOAUGMENT
-from smallvit.augment.spec import Fill, Policy
-from smallvit.data import Dataset
-from smallvit.ops import Size
+from smallvit.augment.spec import AutoAugment, Fill, Policy
+from smallvit.catalogue import catalogue
+from smallvit.common.words import did_you_mean
 from smallvit.training.recipe import RECIPES, Recipe
 
 DEFAULT_MINUTES = 5.0
+SHORT = {  # names accepted as well
+    "lr": "learning_rate",
+    "wd": "weight_decay",
+    "scale": "resized_crop",
+    "color_jitter": "colour",
+    "reprob": "erasing",
+    "smoothing": "label_smoothing",
+}
+PLANNED = ("policy", "mixup", "cutmix", "erasing")  # by the plan of a run, with the recipe `default`
 
-# What --help says of an option that need not be given: the kind of value, and what holds without it.
-Int = Annotated[int | None, tyro.conf.arg(metavar="INT", help_behavior_hint="")]
-Float = Annotated[float | None, tyro.conf.arg(metavar="FLOAT", help_behavior_hint="")]
-Text = Annotated[str | None, tyro.conf.arg(metavar="TEXT", help_behavior_hint="")]
-Folder = Annotated[Path | None, tyro.conf.arg(metavar="PATH", help_behavior_hint="")]
-Switch = Annotated[bool | None, tyro.conf.arg(metavar="True|False", help_behavior_hint="")]
-Sides = Annotated[Size | None, tyro.conf.arg(metavar="INT [INT]", help_behavior_hint="")]
-Shares = Annotated[tuple[float, float] | None, tyro.conf.arg(metavar="LOW HIGH", help_behavior_hint="")]
-Fields = Annotated[tuple[str, ...], tyro.conf.arg(metavar="NAME=VALUE ...", help_behavior_hint="")]
-Data = Annotated[str | None, tyro.conf.Positional, tyro.conf.arg(metavar="DATA", help_behavior_hint="")]
+
+def _optional(metavar: str, default: str = "") -> Any:
+    """An option whose default is not a value: `default` says in --help what holds without it."""
+    return tyro.conf.arg(metavar=metavar, help_behavior_hint=f"(default: {default})" if default else "")
+
+
+def _of_recipe(name: str, metavar: str | None) -> Any:
+    """An option that replaces a part of the recipe; --help shows each recipe's value."""
+    values = {}
+    for recipe, each in RECIPES.items():
+        value = getattr(each, name) if hasattr(each, name) else getattr(each.augment, name)
+        values[recipe] = "by the epochs that fit" if recipe == "default" and name in PLANNED else _in_words(value)
+    same = len({*values.values()}) == 1
+    hint = values["default"] if same else ", ".join(f"{recipe} {value}" for recipe, value in values.items())
+    hint = f"({'default' if same else 'by recipe'}: {hint})"
+    aliases = [f"--{short.replace('_', '-')}" for short, long in SHORT.items() if long == name]
+    return tyro.conf.arg(metavar=metavar, aliases=aliases, help_behavior_hint=hint)
+
+
+def _in_words(value: bool | int | float | str | tuple[float, float] | None) -> str:
+    if value is None or isinstance(value, bool):
+        return "on" if value else "off"
+    if isinstance(value, str):
+        return "AutoAugment for the data set" if value in get_args(AutoAugment) else value
+    return " ".join(f"{each:g}" for each in (value if isinstance(value, tuple) else (value,)))
+
+
+# Options that need not be given.
+Int = Annotated[int | None, _optional("INT")]
+Float = Annotated[float | None, _optional("FLOAT")]
+Text = Annotated[str | None, _optional("TEXT")]
+Folder = Annotated[Path | None, _optional("PATH")]
+Sides = Annotated[int | tuple[int, int] | None, _optional("INT [INT]")]
+Fields = Annotated[tuple[str, ...], _optional("NAME=VALUE ...")]
+Data = Annotated[str | None, tyro.conf.Positional, _optional("DATA")]
+Switch = tyro.conf.DisallowNone[bool | None]  # --flip, --no-flip, or neither
+Device = Annotated[Literal["cpu", "gpu", "tpu"] | None, _optional("cpu|gpu|tpu", "the fastest that jax finds")]
 
 
 @dataclass(frozen=True)
 class RecipeOptions:
-    """In place of what the recipe says: each is a field of `Recipe` or of `Augment`."""
+    """Each replaces a part of the recipe: a field of `Recipe` or of `Augment`."""
 
-    batch_size: Int = None
-    """Images of a step."""
-    learning_rate: Float = None
+    batch_size: Annotated[int | None, _of_recipe("batch_size", "INT")] = None
+    """Images per step."""
+    learning_rate: Annotated[float | None, _of_recipe("learning_rate", "FLOAT")] = None
     """Peak learning rate."""
-    weight_decay: Float = None
-    """Weight decay: with `default` over the whole run, else per step as in AdamW."""
-    warmup: Float = None
-    """Share of the steps in which the learning rate grows."""
-    clip: Float = None
-    """Largest norm of the gradient."""
-    ema: Float = None
-    """Horizon of the average of the weights, as a share of all steps; 0 switches it off."""
-    repeats: Int = None
-    """How often an image stands in a batch, each time augmented anew."""
-    balance: Switch = None
-    """Weigh the classes so that each counts the same."""
-    flip: Switch = None
-    """Mirror images; switch it off where left and right matter, as in digits and signs."""
-    crop_padding: Float = None
-    """Border around an image, in pixels or below 1 as a share of its side, before a random crop."""
-    resized_crop: Annotated[Shares, tyro.conf.arg(aliases=("--scale",))] = None
-    """Shares of the area that a random resized crop has, as in 0.5 1."""
-    rotation: Float = None
-    """Largest rotation, in turns."""
-    zoom: Float = None
-    """Largest zoom in or out, as a share of the side."""
-    policy: Annotated[Policy | None, tyro.conf.arg(metavar="|".join(get_args(Policy)), help_behavior_hint="")] = None
-    """RandAugment, or one of AutoAugment's policies."""
-    magnitude: Float = None
-    """Strength of RandAugment, 0 to 10."""
-    num_ops: Int = None
-    """How many operations RandAugment does to an image."""
-    colour: Annotated[Float, tyro.conf.arg(aliases=("--color-jitter",))] = None
-    """How far brightness, contrast and saturation are changed, 0 to 1."""
-    mixup: Float = None
-    """Probability that a batch is mixed."""
-    cutmix: Float = None
-    """Probability that a batch is cut-mixed."""
-    alpha: Float = None
-    """Of the Beta distribution that mixup and cutmix draw from."""
-    erasing: Annotated[Float, tyro.conf.arg(aliases=("--reprob",))] = None
-    """Probability that a box of an image is erased."""
-    label_smoothing: Annotated[Float, tyro.conf.arg(aliases=("--smoothing",))] = None
-    """Share of the label that all classes get."""
-    fill: Annotated[Fill | None, tyro.conf.arg(metavar="|".join(get_args(Fill)), help_behavior_hint="")] = None
-    """What lies beyond the border of an image that crops and policies move."""
+    weight_decay: Annotated[float | None, _of_recipe("weight_decay", "FLOAT")] = None
+    """Weight decay: with `default` over the whole run, otherwise per step as in AdamW."""
+    warmup: Annotated[float | None, _of_recipe("warmup", "FLOAT")] = None
+    """Warm-up, as a fraction of all steps."""
+    clip: Annotated[float | None, _of_recipe("clip", "FLOAT")] = None
+    """Maximum norm of the gradient; 0 turns clipping off."""
+    ema: Annotated[float | None, _of_recipe("ema", "FLOAT")] = None
+    """Horizon of the exponential moving average of the weights, as a fraction of all steps; 0 turns it off."""
+    repeats: Annotated[int | None, _of_recipe("repeats", "INT")] = None
+    """Copies of each image per batch, each augmented differently."""
+    balance: Annotated[Switch, _of_recipe("balance", None)] = None
+    """Weight the classes so that each counts the same."""
+    flip: Annotated[Switch, _of_recipe("flip", None)] = None
+    """Random horizontal flips, except for `mnist` and `svhn`; turn them off where left and right matter."""
+    crop_padding: Annotated[float | None, _of_recipe("crop_padding", "FLOAT")] = None
+    """Padding before a random crop, in pixels, or as a fraction of the side if below 1."""
+    resized_crop: Annotated[tuple[float, float] | None, _of_recipe("resized_crop", "LOW HIGH")] = None
+    """Random resized crop: smallest and largest fraction of the image's area, as in 0.5 1."""
+    rotation: Annotated[float | None, _of_recipe("rotation", "FLOAT")] = None
+    """Maximum random rotation, as a fraction of a full turn."""
+    zoom: Annotated[float | None, _of_recipe("zoom", "FLOAT")] = None
+    """Maximum random zoom in or out, as a fraction of the side."""
+    policy: Annotated[Policy | None, _of_recipe("policy", "|".join(get_args(Policy)))] = None
+    """RandAugment, or one of the AutoAugment policies."""
+    magnitude: Annotated[float | None, _of_recipe("magnitude", "FLOAT")] = None
+    """Magnitude of RandAugment, 0 to 10."""
+    num_ops: Annotated[int | None, _of_recipe("num_ops", "INT")] = None
+    """Number of RandAugment operations per image."""
+    colour: Annotated[float | None, _of_recipe("colour", "FLOAT")] = None
+    """Colour jitter: maximum change of brightness, contrast and saturation, 0 to 1."""
+    mixup: Annotated[float | None, _of_recipe("mixup", "FLOAT")] = None
+    """Probability of Mixup per batch."""
+    cutmix: Annotated[float | None, _of_recipe("cutmix", "FLOAT")] = None
+    """Probability of CutMix per batch."""
+    alpha: Annotated[float | None, _of_recipe("alpha", "FLOAT")] = None
+    """Alpha of the Beta distribution that Mixup and CutMix sample from."""
+    erasing: Annotated[float | None, _of_recipe("erasing", "FLOAT")] = None
+    """Probability of random erasing per image."""
+    label_smoothing: Annotated[float | None, _of_recipe("label_smoothing", "FLOAT")] = None
+    """Label smoothing."""
+    fill: Annotated[Fill | None, _of_recipe("fill", "|".join(get_args(Fill)))] = None
+    """What crops and policies fill in beyond the border of an image."""
 
     def apply(self, recipe: Recipe) -> Recipe:
         given = {name: value for name, value in vars(self).items() if value is not None}
@@ -87,86 +123,98 @@ class RecipeOptions:
 
 @dataclass(frozen=True)
 class MachineOptions:
-    """Devices, machines and memory; none of it changes the result, but that `remat` draws dropout anew."""
+    """Devices, processes and memory. They do not change the result, except that `remat` draws dropout differently."""
 
-    mesh: Text = None
-    """Devices for images and for weights, as data=4,fsdp=2; by default all for images."""
+    device: Device = None
+    """Kind of device to compute on."""
+    mesh: Annotated[str | None, _optional("TEXT", "all devices share the images")] = None
+    """Devices for images and for weights, as in data=4,fsdp=2."""
     coordinator: Text = None
     """Address host:port of process 0, when several processes train one model."""
     num_processes: Int = None
-    """How many there are."""
+    """Number of processes."""
     process_id: Int = None
-    """Which one this is, from 0."""
+    """Index of this process, from 0."""
     accumulate: int = 1
-    """Parts in which a batch is worked through, when memory is short."""
+    """Parts that a batch is split into to save memory; their gradients are accumulated."""
     remat: bool = False
-    """Compute blocks again in the backward pass instead of keeping what is in them: less memory, more time."""
+    """Recompute blocks in the backward pass instead of storing their activations: less memory, more time."""
     dtype: Literal["float32", "bfloat16"] = "float32"
-    """Of the computation; weights stay float32."""
+    """Type of the computation; weights stay float32."""
 
     def resume(self, begun: "MachineOptions") -> "MachineOptions":
-        """For a run that was begun with other options: devices, mesh and processes may change, the results may not."""
+        """The options of a resumed run: devices, mesh and processes may change, what changes the results may not."""
         kept = {name: getattr(begun, name) for name in ("accumulate", "remat", "dtype")}
         default = MachineOptions()
         for name, value in kept.items():
             if (given := getattr(self, name)) not in (getattr(default, name), value):
-                raise ValueError(f"the run was begun with {name}={value}, not {given}: leave out {name}")
+                raise ValueError(f"the run was started with {name}={value}, not {given}: leave out {name}")
         return replace(self, **kept)
 
 
 @dataclass(frozen=True)
 class RunOptions:
-    """Where things are kept."""
+    """Where files go."""
 
     runs: Path = Path("runs")
-    """Where run folders are made."""
-    name: Text = None
-    """Of the run folder; by default the data's and the model's."""
-    data_dir: Folder = None
-    """Where known data sets lie, or are downloaded to."""
-    cache_dir: Folder = None
-    """Where decoded images are kept; by default beside the run folders."""
+    """Folder in which run folders are created."""
+    name: Annotated[str | None, _optional("TEXT", "DATA-MODEL")] = None
+    """Name of the run folder."""
+    data_dir: Annotated[Path | None, _optional("PATH", "the user's cache")] = None
+    """Folder of known data sets; missing ones are downloaded to it."""
+    cache_dir: Annotated[Path | None, _optional("PATH", "RUNS/.cache")] = None
+    """Folder for decoded images."""
     checkpoint_seconds: float = 60.0
     """Time between two checkpoints."""
     tensorboard: bool = False
-    """Write event files, too."""
+    """Also write TensorBoard event files."""
+
+
+@runtime_checkable
+class Traits(Protocol):
+    """What a recipe depends on in a `Dataset`, whose own module needs jax."""
+
+    @property
+    def mirrors(self) -> bool: ...
+    @property
+    def policy(self) -> AutoAugment: ...
 
 
 @dataclass(frozen=True)
 class TrainConfig:
     data: Data = None
-    """A folder of class folders, an .npz file, or a known set; by default the embedded Fashion-MNIST subset."""
-    model: Text = None
-    """A name from `smallvit models`, sl_ in front for SPT and LSA; by default what suits the data and the time."""
+    """A folder of class folders, an .npz file, or a known data set; without it the embedded Fashion-MNIST subset."""
+    model: Annotated[str | None, _optional("TEXT", "by data and time")] = None
+    """A name from `smallvit models`; sl_ in front switches SPT and LSA on."""
     fields: Fields = ()
-    """Further fields of the model, as in dim=96 spt=false."""
-    drop_path: Float = None
-    """How often a block of the model is left out in training; by default as the model has it."""
+    """Other fields of the model, as in dim=96 spt=false."""
+    drop_path: Annotated[float | None, _optional("FLOAT", "of the model")] = None
+    """Drop path (stochastic depth): the probability that a block is skipped in training."""
     recipe: Literal["default", "paper", "keras"] = "default"
-    """How to train; `default` adds augmentation by the number of epochs that fit."""
-    minutes: Float = None
-    """Time for the whole run; by default 5, or the recipe's epochs."""
+    """Training recipe; `default` adds augmentation by the number of epochs that fit."""
+    minutes: Annotated[float | None, _optional("FLOAT", f"{DEFAULT_MINUTES:g}, or the epochs of the recipe")] = None
+    """Time for the whole run."""
     epochs: Float = None
-    """Passes through the training images, in place of a time."""
-    image_size: Sides = None
-    """Side, or height and width; by default what suits the data."""
+    """Number of epochs, instead of a time."""
+    image_size: Annotated[int | tuple[int, int] | None, _optional("INT [INT]", "by the data")] = None
+    """Image size in pixels: one side, or height and width."""
     fit: Literal["crop", "pad"] = "crop"
-    """How an image of another shape becomes that size."""
+    """How images of another shape are fitted: cropped in the middle, or padded with their mean colour."""
     seed: int = 0
-    """Of everything that is random in training."""
+    """Random seed of the training."""
     split_seed: int = 0
-    """Of what is held out to validate and test, where the data does not say."""
+    """Random seed of the validation and test split, where the data has none."""
     resume: Folder = None
-    """Go on with this run folder, exactly as if it had never stopped."""
+    """Resume this run folder; the result is the same as if it had never stopped."""
     from_scratch: bool = False
-    """With --resume: set the run's checkpoints aside and begin again at step 0."""
+    """With --resume: set the run's checkpoints aside and start again at step 0."""
     in_recipe: RecipeOptions = field(default_factory=RecipeOptions)
     machine: MachineOptions = field(default_factory=MachineOptions)
     run: RunOptions = field(default_factory=RunOptions)
 
     def __post_init__(self) -> None:
         if self.minutes is not None and self.epochs is not None:
-            raise ValueError("both minutes and epochs are given: the run can follow only one, leave the other out")
+            raise ValueError("both minutes and epochs are given: leave one out")
         for name in ("minutes", "epochs"):
             value = getattr(self, name)
             if value is not None and not value > 0:
@@ -178,19 +226,21 @@ class TrainConfig:
         if self.resume is not None:
             given = [each.name for each in fields(self) if getattr(self, each.name) != _default(each)]
             if others := sorted({*given} - {"resume", "from_scratch", "machine"}):
-                raise ValueError(f"a run goes on as it was begun: leave out {', '.join(others)}, or begin a new one")
+                raise ValueError(f"a resumed run keeps its settings: leave out {', '.join(others)}, or start a new run")
         elif self.from_scratch:
             raise ValueError("from_scratch sets the checkpoints of a run aside: give the run with --resume")
-        _ = self.full_recipe, self.model_fields  # both check what they are given
+        if self.model is not None:
+            check_model(self.model)
+        _ = self.full_recipe, self.model_fields  # raise on bad values
 
     @property
     def full_recipe(self) -> Recipe:
         return self.in_recipe.apply(RECIPES[self.recipe])
 
-    def recipe_for(self, data: Dataset) -> Recipe:
-        """The recipe as the data needs it, unless the user says otherwise."""
+    def recipe_for(self, data: Traits) -> Recipe:
+        """The recipe for this data: flips and AutoAugment's policy follow it unless they are given."""
         recipe = RECIPES[self.recipe]
-        policy = data.policy if recipe.augment.policy in AUTOAUGMENT else recipe.augment.policy
+        policy = data.policy if recipe.augment.policy in get_args(AutoAugment) else recipe.augment.policy
         augment = replace(recipe.augment, flip=recipe.augment.flip and data.mirrors, policy=policy)
         return self.in_recipe.apply(replace(recipe, augment=augment))
 
@@ -219,6 +269,87 @@ class TrainConfig:
         )
 
 
+@dataclass(frozen=True)
+class CompareConfig:
+    data: Data = None
+    """As for `smallvit train`."""
+    models: str = "vit_tiny_data,sl_vit_tiny_data"
+    """Model names, separated by commas."""
+    ablation: Literal["spt-lsa", "shift"] | None = None
+    """Ablate a single model: its two add-ons, or directions and distances of the shift."""
+    recipes: str = "default"
+    """Recipes, separated by commas."""
+    fields: Fields = ()
+    """Other fields of all models, as in dim=96."""
+    seeds: int = 3
+    """Number of runs per model, each with its own seed."""
+    minutes: Float = None
+    """Time for each run."""
+    epochs: Float = None
+    """Number of epochs of each run, instead of a time."""
+    image_size: Sides = None
+    """As for `smallvit train`."""
+    fit: Literal["crop", "pad"] = "crop"
+    """As for `smallvit train`."""
+    out: Path = Path("comparison")
+    """Folder for the runs and the table; a comparison that was stopped resumes there."""
+    data_dir: Folder = None
+    """As for `smallvit train`."""
+    in_recipe: RecipeOptions = field(default_factory=RecipeOptions)
+    machine: MachineOptions = field(default_factory=MachineOptions)
+
+    def __post_init__(self) -> None:
+        if self.seeds < 1:
+            raise ValueError(f"seeds={self.seeds} must be at least 1")
+        for name in (models := self.models.split(",")):
+            check_model(name)
+        if self.ablation is not None and len(models) > 1:
+            raise ValueError(f"an ablation needs a single model, got {self.models}: give one with --models")
+        if self.ablation == "shift" and self.image_size is None:
+            raise ValueError("the ablation of the shift needs --image-size: its distances are fractions of a patch")
+
+
+def check_model(name: str) -> None:
+    """A ValueError if there is no such model; known ones pass without waiting for jax."""
+    if not any(entry.name == name for entry in catalogue()):
+        from smallvit.registry import preset
+
+        preset(name)  # a model that the user registered, or an error
+
+
+Config = TypeVar("Config", TrainConfig, CompareConfig)
+
+
+def from_options(cls: type[Config], data: str | Path | None, options: Mapping[str, Any]) -> Config:
+    """A configuration from options by their names on the command line, as in batch_size=64 or flip=False."""
+    groups = {"": cls, "in_recipe": RecipeOptions, "machine": MachineOptions, "run": RunOptions}
+    groups = {group: each for group, each in groups.items() if not group or group in get_type_hints(cls)}
+    homes = {name: (group, hint) for group, each in groups.items() for name, hint in get_type_hints(each).items()}
+    given: dict[str, dict[str, Any]] = {group: {} for group in groups}
+    for name, value in {"data": data, **options}.items():
+        name = SHORT.get(name, name)
+        if name not in homes:
+            known = [each for each in homes if each not in groups]
+            raise ValueError(f"unknown option {name!r}{did_you_mean(name, known) or '.'} Options: {', '.join(known)}")
+        group, hint = homes[name]
+        given[group][name] = _fitted(value, (tuple,) if get_origin(hint) is tuple else get_args(hint) or (hint,))
+    top = given.pop("")
+    return cls(**{group: groups[group](**values) for group, values in given.items()} | top)
+
+
+def _fitted(value: Any, kinds: tuple[Any, ...]) -> Any:
+    """The value as the option's type has it: paths and names alike, whole numbers for fractions, lists and dicts."""
+    if float in kinds and type(value) is int:
+        return float(value)
+    if Path in kinds and isinstance(value, str):
+        return Path(value)
+    if isinstance(value, Mapping):
+        return tuple(f"{name}={json.dumps(each)}" for name, each in value.items())
+    if isinstance(value, list):
+        return ",".join(value) if str in kinds else tuple(value)
+    return str(value) if str in kinds and isinstance(value, Path) else value
+
+
 def _with_tuples(stored: dict[str, Any]) -> dict[str, Any]:
     return {name: tuple(value) if isinstance(value, list) else value for name, value in stored.items()}
 
@@ -228,10 +359,10 @@ def _default(each: Field[Any]) -> Any:
 
 
 def parse_field(text: str) -> tuple[str, Any]:
-    """("dim", 96) from "dim=96": a JSON value, or a word as it is."""
+    """("dim", 96) from "dim=96"; the value is JSON, or else text."""
     name, equals, value = text.partition("=")
     if not name or not equals:
-        raise ValueError(f"field {text!r} must look like dim=96")
+        raise ValueError(f"field {text!r} must have the form NAME=VALUE, as in dim=96")
     try:
         parsed = json.loads(value)
     except json.JSONDecodeError:

@@ -1,4 +1,4 @@
-"""What a run leaves when it has trained: the score on the test images, pictures, a report."""
+"""The end of a run: the score on the test images, pictures, a report."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -35,7 +35,7 @@ def finish(
     clock: Callable[[], float],
     say: Reporter,
 ) -> dict[str, Any]:
-    """Scores the kept model, that of row `kept`, on the test images, once; result.json comes last."""
+    """Scores the kept model, that of row `kept`, on the test images and writes the report; result.json comes last."""
     saved = from_pretrained(folder)
     best = rows[kept]
     split = data.test or data.val
@@ -61,7 +61,7 @@ def finish(
     }
     report(folder, config, data, result, scores, which, rows)
     write_json(folder / RESULT, result)
-    say(f"{duration(clock())} in all; {folder / REPORT} shows everything, {folder / MODEL} is the model")
+    say(f"{duration(clock())} in total; the report is {folder / REPORT}, the model {folder / MODEL}")
     return result
 
 
@@ -107,7 +107,7 @@ def report(
         "validation top-1": f"{result['val_top1']:.2f} %",
         "minutes": f"{result['minutes']:.1f}",
         "epochs": f"{result['epochs']:.1f}",
-        "images a second": f"{result['images_per_second']:,.0f}",
+        "images per second": f"{result['images_per_second']:,.0f}",
         "parameters": f"{result['parameters']:,}",
     }
     write_report(
@@ -126,7 +126,7 @@ def report(
         },
         classes=per_class(scores.confusion, data.classes),
         details={"Configuration": flat(stored["config"]), "Versions": stored["versions"]},
-        notes=[*data.notes, f"Confusion, classes and mistakes are those of the {which} images."],
+        notes=[*data.notes, f"Confusion, classes and mistakes are from the {which} images."],
     )
 
 

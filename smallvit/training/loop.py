@@ -14,6 +14,7 @@ from typing import Any
 import jax
 
 from smallvit.common.env import keep_compiled
+from smallvit.common.errors import Preempted, Stopped
 from smallvit.common.files import read_json, write_json
 from smallvit.common.output import lasting_output
 from smallvit.common.text import duration
@@ -35,7 +36,7 @@ from smallvit.runs.saved import Spec, save_model
 from smallvit.runs.source import data_digest
 from smallvit.training.checkpoint import Checkpoints
 from smallvit.training.choice import choose
-from smallvit.training.cluster import RESUME, Votes, agree, join, leaving_together, lost, meet
+from smallvit.training.cluster import Votes, agree, join, leaving_together, lost, meet
 from smallvit.training.config import TrainConfig
 from smallvit.training.finish import finish
 from smallvit.training.fitting import fitting_size
@@ -44,18 +45,6 @@ from smallvit.training.plan import Plan, ending, make_plan
 from smallvit.training.progress import Bar, Board, Reporter
 from smallvit.training.step import Metrics, Pace, State
 from smallvit.training.trainer import Trainer
-
-
-class Stopped(Exception):
-    """The run ends early, and can go on: its last good state is kept."""
-
-    code = 1  # of the command's exit
-
-
-class Preempted(Stopped):
-    """It was asked to stop, and nothing is wrong: resume it."""
-
-    code = RESUME
 
 
 @dataclass
@@ -117,7 +106,7 @@ def train(config: TrainConfig | None = None) -> dict[str, Any]:
             state, history = trainer.init(), History()
         else:
             state, history = found[0], History(**found[1])
-            say(f"goes on at step {history.step:,} of {plan.steps:,}")
+            say(f"resuming at step {history.step:,} of {plan.steps:,}")
         training = Training(config, folder, trainer, spec, plan, checkpoints, say, started - history.seconds)
         with _stop_signals() as stopping:
             training.run(state, history, stopping)
@@ -185,7 +174,7 @@ class Training:
                         votes.clear()
                 if stops:
                     meet("stopped")
-                    raise Preempted(f"stopped at step {step:,}: `smallvit train --resume {self.folder}` goes on")
+                    raise Preempted(f"stopped at step {step:,}: `smallvit train --resume {self.folder}` resumes it")
                 begun = time.monotonic()
 
     def _decide(self, step: int, since: tuple[int, float]) -> tuple[int, float]:
@@ -209,14 +198,16 @@ class Training:
                 raise
             last = str(error).splitlines()[0].partition(" [os_error")[0].rpartition(": ")[2]
             reason = error.strerror if isinstance(error, OSError) and error.strerror else last
-            goes_on = f"`smallvit train --resume {self.folder}` goes on when that is put right"
-            raise Stopped(f"cannot write to {self.folder} ({reason}): {goes_on}") from error
+            remedy = f"fix that, then `smallvit train --resume {self.folder}`"
+            raise Stopped(f"cannot write to {self.folder} ({reason}): {remedy}") from error
 
     def _account(self, history: History, metrics: Metrics) -> None:
         loss = float(metrics.loss)
         history.step += 1
         if not math.isfinite(loss):
-            raise Stopped(f"the loss is {loss} at step {history.step:,}: begin anew with a smaller --learning-rate")
+            raise Stopped(
+                f"the loss is {loss} at step {history.step:,}: start a new run with a smaller --learning-rate"
+            )
         history.loss += loss
         history.correct += int(metrics.correct)
         history.steps += 1
@@ -257,7 +248,7 @@ class Training:
     def _save(self, state: State, history: History) -> None:
         if not self.trainer.finite(state):
             raise Stopped(
-                f"weights are no numbers any more at step {history.step:,}: begin anew with a smaller --learning-rate"
+                f"NaN in the weights at step {history.step:,}: start a new run with a smaller --learning-rate"
             )
         history.seconds = self.clock()
         self.checkpoints.save(history.step, state, asdict(history))
@@ -295,7 +286,7 @@ def _fit_size(config: TrainConfig, data: Dataset, say: Reporter) -> tuple[TrainC
 def _trainer(config: TrainConfig, data: Dataset, spec: Spec, say: Reporter) -> Trainer:
     recipe, mesh = config.recipe_for(data), make_mesh(config.machine.mesh)
     if not data.mirrors and not recipe.augment.flip:
-        say(f"images are not mirrored: left and right matter in {data.name} (--flip True mirrors them)")
+        say(f"images are not mirrored: left and right matter in {data.name} (--flip mirrors them)")
     parts = mesh.size * config.machine.accumulate * recipe.repeats
     batch_size = recipe.batch_size
     if batch_size > len(data.train):
@@ -332,7 +323,7 @@ def _stored_plan(folder: Path, trainer: Trainer) -> Plan | None:
         return None
     plan = Plan.from_json(stored)
     if plan.data != data_digest(trainer.data):
-        raise ValueError(f"the data is not what {folder} was trained on: put it back, or begin a new run")
+        raise ValueError(f"the data is not what {folder} was trained on: restore it, or start a new run")
     if plan.batch_size != trainer.batch_size:
         raise ValueError(f"{folder} has batches of {plan.batch_size}, but here they are {trainer.batch_size}")
     return plan

@@ -1,0 +1,17 @@
+"""Where the `smallvit` command begins: with the memory settings, before anything heavy is imported."""
+
+import sys
+
+from smallvit.common.env import restart_fast
+
+
+def main() -> None:
+    if sys.argv[1:2] != ["serve"]:  # which has to give back the memory of large images
+        restart_fast()
+    from smallvit.cli import main
+
+    main()
+
+
+if __name__ == "__main__":
+    main()

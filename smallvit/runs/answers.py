@@ -1,0 +1,61 @@
+"""What a prediction is, as a value and as text."""
+
+import csv
+import io
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from jaxtyping import Float, UInt8
+
+Images = str | Path | Sequence[str | Path] | UInt8[np.ndarray, "n H W c"]  # what can be predicted
+
+
+@dataclass(frozen=True)
+class Prediction:
+    file: str
+    classes: tuple[str, ...]  # the most probable first
+    probabilities: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class Unreadable:
+    file: str
+    reason: str  # one line, with the file's name
+
+
+def top_classes(
+    probabilities: Float[np.ndarray, " k"], classes: Sequence[str], top: int
+) -> tuple[tuple[str, float], ...]:
+    """The most probable classes with their probabilities, the most probable first."""
+    best = np.argsort(-probabilities, kind="stable")[:top]
+    return tuple((classes[int(i)], float(probabilities[i])) for i in best)
+
+
+def as_csv(predictions: Sequence[Prediction]) -> str:
+    """One line per image: file, class, probability, class_2, probability_2 and so on."""
+    top = max((len(each.classes) for each in predictions), default=1)
+    numbers = ["", *(f"_{i}" for i in range(2, top + 1))]
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(["file", *(f"{word}{number}" for number in numbers for word in ("class", "probability"))])
+    for each in predictions:
+        pairs = zip(each.classes, each.probabilities, strict=True)
+        writer.writerow([each.file, *(value for name, p in pairs for value in (name, f"{p:.6f}"))])
+    return text.getvalue()
+
+
+def as_json(predictions: Sequence[Prediction]) -> str:
+    rows = [
+        {
+            "file": each.file,
+            "predictions": [
+                {"class": name, "probability": round(p, 6)}
+                for name, p in zip(each.classes, each.probabilities, strict=True)
+            ],
+        }
+        for each in predictions
+    ]
+    return json.dumps(rows, indent=2) + "\n"
