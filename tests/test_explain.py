@@ -57,7 +57,7 @@ def test_saliency_is_the_rollout_where_all_read_all():
     maps = explanation.attention_maps(model, variables, images)
     grid = explanation.rollout(list(maps.values()), prefix=1).reshape(-1, 4, 4)
     heat = explanation.saliency(model, variables, images)
-    expected = explanation.unit_range(np.asarray(jax.image.resize(grid, (2, 16, 16), "linear")))
+    expected = explanation.unit_range(np.asarray(jax.image.resize(grid, (2, 16, 16), "nearest")))
     np.testing.assert_allclose(heat, expected, atol=1e-5)
 
 
@@ -70,7 +70,7 @@ def test_class_attention_rolls_out_from_its_class_token():
         total = (p + np.eye(16)) / 2 @ total
     # Half of the class token is itself, which is no patch; the rest is what it reads of the patches.
     grid = (last[:, :, 1:] @ total)[:, 0].reshape(2, 4, 4).astype(np.float32)
-    expected = explanation.unit_range(np.asarray(jax.image.resize(grid, (2, 16, 16), "linear")))
+    expected = explanation.unit_range(np.asarray(jax.image.resize(grid, (2, 16, 16), "nearest")))
     np.testing.assert_allclose(explanation.saliency(model, variables, images), expected, atol=1e-4)
 
 
@@ -83,7 +83,7 @@ def test_grad_cam_of_a_mean_is_each_tokens_own_score(target):
     own = np.einsum("bnd,db->bn", tokens, kernel[:, chosen]).reshape(2, 4, 4)
     # What speaks for the class; where nothing does, as of class 3 in the first image, how little speaks against it.
     own = np.where(own.max(axis=(1, 2), keepdims=True) > 0, np.maximum(own, 0), own)
-    expected = explanation.unit_range(np.asarray(jax.image.resize(own, (2, 16, 16), "linear")))
+    expected = explanation.unit_range(np.asarray(jax.image.resize(own, (2, 16, 16), "nearest")))
     np.testing.assert_allclose(explanation.saliency(model, variables, images, target), expected, atol=1e-4)
 
 
@@ -172,7 +172,7 @@ def test_tokens_of_oblong_patches_find_their_place():
     heat = explanation.saliency(model, variables, images)
     (weights,) = explanation.attention_maps(model, variables, images).values()
     tokens = explanation.rollout([weights], prefix=0)
-    expected = explanation.unit_range(np.asarray(jax.image.resize(tokens.reshape(1, 3, 4), (1, 9, 20), "linear")))
+    expected = explanation.unit_range(np.asarray(jax.image.resize(tokens.reshape(1, 3, 4), (1, 9, 20), "nearest")))
     np.testing.assert_allclose(heat, expected, atol=1e-5)
 
 

@@ -19,9 +19,10 @@ from smallvit.runs.folder import create_run, locked, open_run
 from smallvit.runs.prediction import make_predict
 from smallvit.runs.saved import Spec, from_pretrained, save_model
 from smallvit.training import RECIPES, MachineOptions, Recipe, RecipeOptions, RunOptions, TrainConfig
+from smallvit.training.choice import choose_augmentation, choose_model
 from smallvit.training.mesh import make_mesh
 from smallvit.training.optimiser import kernels, optimiser
-from smallvit.training.plan import MOMENTS, Plan, choose_augmentation, choose_model, rate_at
+from smallvit.training.plan import MOMENTS, Plan, rate_at
 from smallvit.training.step import Pace, make_init, make_step
 from smallvit.training.trainer import _class_weights
 

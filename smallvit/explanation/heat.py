@@ -20,7 +20,7 @@ from smallvit.ops import Images
 def saliency(
     model: Classifier, variables: Variables, images: Images, target: Integer[np.ndarray, " b"] | int | None = None
 ) -> Float[np.ndarray, "b H W"]:
-    """How much each place matters for the answer, from 0 to 1 in each image.
+    """How much each place matters for the answer, from 0 to 1 in each image: a block of pixels for each token.
 
     Attention rollout where all tokens read all tokens throughout; else Grad-CAM (https://arxiv.org/abs/1610.02391) on
     the last grid of tokens that the answer depends on, for the class `target`, or the predicted one. Rollout has no
@@ -35,7 +35,7 @@ def saliency(
         heat = heat.reshape(-1, *grid)
     else:
         heat = _grad_cam(model, variables, images, target, seen)
-    large = jax.image.resize(heat, (heat.shape[0], *size), "linear", antialias=False)
+    large = jax.image.resize(heat, (heat.shape[0], *size), "nearest")
     return unit_range(np.asarray(large))
 
 

@@ -218,6 +218,6 @@ def upscaled(image: UInt8[np.ndarray, "H W c"], side: int = 224) -> UInt8[np.nda
 
 
 def upsampled(heat: Float[np.ndarray, "h w"], size: tuple[int, int]) -> Float[np.ndarray, "y x"]:
-    """Bilinear, to (height, width)."""
-    large = Image.fromarray(np.asarray(heat, np.float32)).resize((size[1], size[0]), Image.Resampling.BILINEAR)
+    """To (height, width), each value a block: nothing between the tokens is made up."""
+    large = Image.fromarray(np.asarray(heat, np.float32)).resize((size[1], size[0]), Image.Resampling.NEAREST)
     return np.clip(np.asarray(large), 0, 1)

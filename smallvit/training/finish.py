@@ -10,6 +10,7 @@ import numpy as np
 from smallvit import plots
 from smallvit.augment import augment_images
 from smallvit.common.files import read_json, write_json
+from smallvit.common.text import duration
 from smallvit.data import Dataset, HeldOut
 from smallvit.evaluation import Evaluation, evaluate_images
 from smallvit.explanation import saliency
@@ -18,7 +19,7 @@ from smallvit.runs.folder import CONFIG, MODEL, REPORT, RESULT
 from smallvit.runs.saved import Saved, from_pretrained
 from smallvit.runs.scores import Scores, per_class
 from smallvit.training.config import TrainConfig
-from smallvit.training.progress import Reporter, duration
+from smallvit.training.progress import Reporter
 
 SHOWN = 16  # images in the pictures of a batch
 EXPLAINED = 8
@@ -85,7 +86,9 @@ def pictures(
     chosen = np.sort(draw.choice(len(split), min(EXPLAINED, len(split)), replace=False))
     images = split.images[chosen]
     maps = saliency(saved.model, saved.variables, saved.preprocess.normalise(images))
-    titles = [f"{saved.classes[predicted[i]]} {confidence[i]:.0%}" for i in chosen]
+    titles = [
+        f"{saved.classes[predicted[i]]} {confidence[i]:.0%} (true: {saved.classes[split.labels[i]]})" for i in chosen
+    ]
     plots.save(plots.attention(images, maps, titles), folder / "attention.png")
 
 

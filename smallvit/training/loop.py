@@ -17,7 +17,7 @@ from smallvit.common.env import keep_compiled
 from smallvit.common.errors import Preempted, Stopped
 from smallvit.common.files import read_json, write_json
 from smallvit.common.output import lasting_output
-from smallvit.count import multiply_adds
+from smallvit.common.text import duration
 from smallvit.data import Dataset, load_data
 from smallvit.layers import Classifier
 from smallvit.runs.folder import (
@@ -35,27 +35,16 @@ from smallvit.runs.folder import (
 from smallvit.runs.saved import Spec, save_model
 from smallvit.runs.source import data_digest
 from smallvit.training.checkpoint import Checkpoints
+from smallvit.training.choice import choose
 from smallvit.training.cluster import Votes, agree, join, leaving_together, lost, meet
-from smallvit.training.config import DEFAULT_MINUTES, TrainConfig
+from smallvit.training.config import TrainConfig
 from smallvit.training.finish import finish
 from smallvit.training.fitting import fitting_size
 from smallvit.training.mesh import make_mesh
-from smallvit.training.plan import (
-    EVALUATING,
-    EVALUATIONS,
-    MODELS,
-    Plan,
-    choose_augmentation,
-    choose_model,
-    products_per_second,
-)
-from smallvit.training.progress import Bar, Board, Reporter, duration
-from smallvit.training.recipe import RECIPES
-from smallvit.training.step import STILL, Metrics, Pace, State
+from smallvit.training.plan import Plan, ending, make_plan
+from smallvit.training.progress import Bar, Board, Reporter
+from smallvit.training.step import Metrics, Pace, State
 from smallvit.training.trainer import Trainer
-
-ENDING = 12.0  # seconds that the pictures and the report take
-USED = 0.7  # of what a matrix product reaches, the share that a training step does
 
 
 @dataclass
@@ -93,14 +82,14 @@ def train(config: TrainConfig | None = None) -> dict[str, Any]:
     if folder is None:
         if config.model is not None and config.image_size is None:
             config, data = _fit_size(config, data, say)
-        config, reason = _choose(config, data)
+        config, reason = choose(config, data)
         if reason:
             say(reason)
     spec = Spec(config.model or "", len(data.classes), data.preprocess.size, config.model_fields)
     trainer = _trainer(config, data, spec, say)
     say(f"compiled in {duration(trainer.compile())}")
     plan = _stored_plan(folder, trainer) if folder is not None else None  # the first process's, in all of them
-    plan = plan or _plan(config, trainer, started)
+    plan = plan or make_plan(config, trainer, started)
     if folder is None:  # only now: a user's mistake leaves no folder behind
         default = f"{data.name}-{config.model}"
         folder = Path(agree(lambda: str(create_run(config.run.runs, config.run.name, default, config.to_json()))))
@@ -193,7 +182,7 @@ class Training:
         assert self.plan.seconds is not None
         now = self.clock()
         per_step = (now - since[1]) / (step - since[0])
-        left = round((self.plan.seconds - now - _ending(self.trainer, self.evaluating)) / per_step)
+        left = round((self.plan.seconds - now - ending(self.trainer, self.evaluating)) / per_step)
         # From the first process: the others may have measured something else.
         self.plan = self.plan.decided(step, int(agree(lambda: str(left))))
         _store_plan(self.folder, self.plan)
@@ -327,41 +316,6 @@ def _trainer(config: TrainConfig, data: Dataset, spec: Spec, say: Reporter) -> T
     return trainer
 
 
-def _choose(config: TrainConfig, data: Dataset) -> tuple[TrainConfig, str]:
-    """The configuration with model and augmentation chosen where they are left open, and the reason, in a line."""
-    recipe = RECIPES[config.recipe]
-    seconds = 60 * (config.minutes or DEFAULT_MINUTES) if config.epochs is None else None
-    if recipe.epochs is not None and config.minutes is None:
-        seconds, epochs = None, config.epochs or recipe.epochs
-    else:
-        epochs = config.epochs
-    if config.model is not None and config.recipe != "default":
-        return config, ""
-
-    def fit(name: str, seconds: float | None = seconds) -> float:
-        """Epochs that this model has in the time, roughly."""
-        if seconds is None:
-            return epochs or 0.0
-        spec = Spec(name, len(data.classes), data.preprocess.size, config.model_fields)
-        cost = 3 * multiply_adds(spec.create(), data.preprocess.size, data.preprocess.channels)
-        speed = USED * products_per_second() / cost
-        return float(agree(lambda: repr(seconds * speed / len(data.train))))
-
-    chosen = {}
-    if config.model is None:
-        chosen["model"] = choose_model({name: fit(name) for name in MODELS})
-    fitting = fit(chosen.get("model", config.model or ""))
-    if config.recipe == "default":
-        given = {name for name, value in vars(config.in_recipe).items() if value is not None}
-        added = {name: value for name, value in choose_augmentation(fitting).items() if name not in given}
-        chosen["in_recipe"] = replace(config.in_recipe, **added)
-    config = replace(config, **chosen)
-    parts = ", ".join(f"{name} {value}" for name, value in choose_augmentation(fitting).items()) or "flips and crops"
-    of_time = f" in {seconds / 60:g} min" if seconds else ""
-    what = f"{config.model}, augmentation: {parts}" if config.recipe == "default" else str(config.model)
-    return config, f"about {fitting:.0f} epochs of {len(data.train):,} images{of_time}: {what}"
-
-
 def _stored_plan(folder: Path, trainer: Trainer) -> Plan | None:
     """The plan of a run that goes on; None if it was stopped before there was one."""
     stored = json.loads(agree(lambda: json.dumps(read_json(folder / PLAN) if (folder / PLAN).exists() else None)))
@@ -378,50 +332,6 @@ def _stored_plan(folder: Path, trainer: Trainer) -> Plan | None:
 def _store_plan(folder: Path, plan: Plan) -> None:
     if jax.process_index() == 0:
         write_json(folder / PLAN, plan.to_json())
-
-
-def _plan(config: TrainConfig, trainer: Trainer, started: float) -> Plan:
-    data, recipe = trainer.data, trainer.recipe
-    epoch = len(data.train) * recipe.passes * recipe.repeats / trainer.batch_size
-    epochs = config.epochs or (recipe.epochs if config.minutes is None else None)
-    seconds, evaluations = None, float(EVALUATIONS)
-    if epochs is None:
-        seconds = 60 * (config.minutes or DEFAULT_MINUTES)
-        per_step, per_evaluation = _measure(trainer)
-        left = seconds - (time.monotonic() - started) - _ending(trainer, per_evaluation)
-        if left < per_step:
-            raise ValueError(
-                f"{seconds / 60:g} minutes leave no time to train: reading, compiling and the report take "
-                f"{duration(seconds - left)} here, give at least {math.ceil((seconds - left) / 60 + 0.5)} minutes"
-            )
-        evaluations = max(min(evaluations, EVALUATING * left / per_evaluation), 1.0)
-        epochs = (left - min(evaluations * per_evaluation, EVALUATING * left)) / (per_step * epoch)
-    steps = max(math.ceil(epochs * epoch), 1)
-    evaluations = min(epochs, evaluations)
-    plan = Plan(trainer.batch_size, epoch, max(evaluations, 1.0), seconds, data_digest(data), ((0, steps),))
-    return Plan.from_json(json.loads(agree(lambda: json.dumps(plan.to_json()))))
-
-
-def _ending(trainer: Trainer, per_evaluation: float) -> float:
-    """Seconds that follow the last step: scoring the test images, pictures, the report."""
-    data = trainer.data
-    return ENDING + per_evaluation * (1 + len(data.test or data.val) / len(data.val))
-
-
-def _measure(trainer: Trainer, seconds: float = 3.0) -> tuple[float, float]:
-    """How long a step and an evaluation take, on a state that is thrown away; the slow first steps are left out."""
-    state, metrics = trainer.step(trainer.init(), 0, STILL)
-    metrics.loss.block_until_ready()
-    begun, steps = time.monotonic(), 0
-    while steps < 4 or time.monotonic() - begun < seconds:
-        state, metrics = trainer.step(state, steps, STILL)
-        metrics.loss.block_until_ready()
-        steps += 1
-    per_step = (time.monotonic() - begun) / steps
-    trainer.evaluate(state, trainer.data.val)
-    before = time.monotonic()
-    trainer.evaluate(state, trainer.data.val)
-    return per_step, time.monotonic() - before
 
 
 @contextmanager

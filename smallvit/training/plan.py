@@ -1,54 +1,27 @@
-"""The plan of a run: model and augmentation by the epochs that fit, how many steps, and planning anew on the way."""
+"""The plan of a run: how many steps, which schedule, when to evaluate; planned anew on the way if time decides."""
 
+import json
 import math
 import time
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 
-from smallvit.ops import multiply
+from smallvit.common.text import duration
+from smallvit.runs.source import data_digest
+from smallvit.training.choice import epochs_of
+from smallvit.training.cluster import agree
+from smallvit.training.config import DEFAULT_MINUTES, TrainConfig
 from smallvit.training.recipe import Recipe
-from smallvit.training.step import Pace
+from smallvit.training.step import STILL, Pace
+from smallvit.training.trainer import Trainer
 
 EVALUATIONS = 100  # at most, however many epochs there are
 EVALUATING = 0.03  # share of the time that evaluations may take
 MOMENTS = (0.1, 0.25, 0.5, 0.75, 0.9, 0.97)  # of a run with a time limit: then the remaining steps are planned anew
 
-# From small to large; each is chosen from so many epochs on (docs/results.md has what supports it).
-MODELS = {"hybrid_vit_tiny": 0.0, "hybrid_vit_small": 8.0, "hybrid_vit_base": 60.0}
-# What the augmentation gains from so many epochs on: the more often an image is seen, the more it has to change.
-AUGMENTATION: dict[float, dict[str, Any]] = {
-    0.0: {},
-    15.0: dict(cutmix=0.3, mixup=0.2),
-    60.0: dict(cutmix=0.4, mixup=0.3, policy="randaugment", erasing=0.1),
-}
-
-
-def choose_model(epochs: Mapping[str, float]) -> str:
-    """The largest model that has enough epochs, given how many fit with each."""
-    return [name for name, fewest in MODELS.items() if epochs[name] >= fewest or fewest == 0][-1]
-
-
-def choose_augmentation(epochs: float) -> dict[str, Any]:
-    return [added for fewest, added in AUGMENTATION.items() if epochs >= fewest][-1]
-
-
-def products_per_second(seconds: float = 0.3) -> float:
-    """How many multiply-adds this machine does in a second, in a matrix product of a usual size."""
-    x = jnp.ones((2048, 256), jnp.float32)
-    run = jax.jit(lambda x, y: multiply(x, y))
-    y = jnp.ones((256, 256), jnp.float32)
-    run(x, y).block_until_ready()
-    best, end = math.inf, time.monotonic() + seconds
-    while time.monotonic() < end:
-        begun = time.perf_counter()
-        run(x, y).block_until_ready()
-        best = min(best, time.perf_counter() - begun)
-    return x.size * y.shape[1] / best
+ENDING = 12.0  # seconds that the pictures and the report take
 
 
 @dataclass(frozen=True)
@@ -126,3 +99,48 @@ def rate_at(recipe: Recipe, progress: float) -> float:
         return floor + (1 - floor) * progress / recipe.warmup
     left = (1 - progress) / (1 - recipe.warmup)
     return floor + (1 - floor) * (left if recipe.schedule == "linear" else 0.5 - 0.5 * math.cos(math.pi * left))
+
+
+def make_plan(config: TrainConfig, trainer: Trainer, started: float) -> Plan:
+    """The plan that a run begins with: the epochs asked for, or what the time allows at the speed of a few steps."""
+    data, recipe = trainer.data, trainer.recipe
+    epoch = len(data.train) * recipe.passes * recipe.repeats / trainer.batch_size
+    epochs = epochs_of(config)
+    seconds, evaluations = None, float(EVALUATIONS)
+    if epochs is None:
+        seconds = 60 * (config.minutes or DEFAULT_MINUTES)
+        per_step, per_evaluation = _measure(trainer)
+        left = seconds - (time.monotonic() - started) - ending(trainer, per_evaluation)
+        if left < per_step:
+            raise ValueError(
+                f"{seconds / 60:g} minutes leave no time to train: reading, compiling and the report take "
+                f"{duration(seconds - left)} here, give at least {math.ceil((seconds - left) / 60 + 0.5)} minutes"
+            )
+        evaluations = max(min(evaluations, EVALUATING * left / per_evaluation), 1.0)
+        epochs = (left - min(evaluations * per_evaluation, EVALUATING * left)) / (per_step * epoch)
+    steps = max(math.ceil(epochs * epoch), 1)
+    evaluations = min(epochs, evaluations)
+    plan = Plan(trainer.batch_size, epoch, max(evaluations, 1.0), seconds, data_digest(data), ((0, steps),))
+    return Plan.from_json(json.loads(agree(lambda: json.dumps(plan.to_json()))))
+
+
+def ending(trainer: Trainer, per_evaluation: float) -> float:
+    """Seconds that follow the last step: scoring the test images, pictures, the report."""
+    data = trainer.data
+    return ENDING + per_evaluation * (1 + len(data.test or data.val) / len(data.val))
+
+
+def _measure(trainer: Trainer, seconds: float = 3.0) -> tuple[float, float]:
+    """How long a step and an evaluation take, on a state that is thrown away; the slow first steps are left out."""
+    state, metrics = trainer.step(trainer.init(), 0, STILL)
+    metrics.loss.block_until_ready()
+    begun, steps = time.monotonic(), 0
+    while steps < 4 or time.monotonic() - begun < seconds:
+        state, metrics = trainer.step(state, steps, STILL)
+        metrics.loss.block_until_ready()
+        steps += 1
+    per_step = (time.monotonic() - begun) / steps
+    trainer.evaluate(state, trainer.data.val)
+    before = time.monotonic()
+    trainer.evaluate(state, trainer.data.val)
+    return per_step, time.monotonic() - before

@@ -10,17 +10,8 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
 from smallvit.common.extras import need
-from smallvit.common.text import shown
+from smallvit.common.text import duration, shown
 from smallvit.training.plan import Plan
-
-
-def duration(seconds: float) -> str:
-    """5 s, 1 min 30 s, 2 h 05 min."""
-    seconds = max(round(seconds), 0)
-    if seconds < 60:
-        return f"{seconds} s"
-    minutes, rest = divmod(seconds, 60)
-    return f"{minutes} min {rest:02} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02} min"
 
 
 class Reporter:

@@ -1,0 +1,85 @@
+"""What a run trains where the user leaves it open: model and augmentation, by the number of epochs that fit."""
+
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from smallvit.count import multiply_adds
+from smallvit.data import Dataset
+from smallvit.ops import multiply
+from smallvit.runs.saved import Spec
+from smallvit.training.cluster import agree
+from smallvit.training.config import DEFAULT_MINUTES, TrainConfig
+from smallvit.training.recipe import RECIPES
+
+# From small to large: each is chosen if it has so many epochs. docs/results.md has what supports it.
+MODELS = {"hybrid_vit_tiny": 0.0, "hybrid_vit_small": 8.0, "hybrid_vit_base": 60.0}
+# What the augmentation gains from so many epochs on: the more often an image is seen, the more it has to change.
+AUGMENTATION: dict[float, dict[str, Any]] = {
+    0.0: {},
+    15.0: dict(cutmix=0.3, mixup=0.2),
+    60.0: dict(cutmix=0.4, mixup=0.3, policy="randaugment", erasing=0.1),
+}
+
+OVERHEAD = 30.0  # seconds to read the images, to compile and to write the report
+USED = 0.7  # share of the speed of a matrix product that a training step reaches
+
+
+def choose(config: TrainConfig, data: Dataset) -> tuple[TrainConfig, str]:
+    """The configuration with nothing left open, and the choice and its reason in a line; that is empty without one."""
+    if config.model is not None and config.recipe != "default":
+        return config, ""
+    epochs = epochs_of(config)
+    speed = None if epochs else float(agree(lambda: repr(USED * products_per_second())))
+    seconds = 60 * (config.minutes or DEFAULT_MINUTES)
+
+    def fit(name: str) -> float:
+        """Epochs that a model has in the time, roughly."""
+        if speed is None:
+            return epochs or 0.0
+        spec = Spec(name, len(data.classes), data.preprocess.size, config.model_fields)
+        cost = 3 * multiply_adds(spec.create(), data.preprocess.size, data.preprocess.channels)
+        return max(seconds - OVERHEAD, seconds / 2) * speed / cost / len(data.train)
+
+    model = config.model or choose_model({name: fit(name) for name in MODELS})
+    fitting = fit(model)
+    about = f"about {fitting:.3g} epochs of {len(data.train):,} images" + (
+        "" if epochs else f" in {seconds / 60:g} min"
+    )
+    if config.recipe != "default":
+        return replace(config, model=model), f"{about}: {model}"
+    added = choose_augmentation(fitting)
+    open_ones = {name: value for name, value in added.items() if getattr(config.in_recipe, name) is None}
+    config = replace(config, model=model, in_recipe=replace(config.in_recipe, **open_ones))
+    augmentation = " ".join(["crops", *(f"{name} {value}" for name, value in added.items())])
+    return config, f"{about}: {model}, augmentation {augmentation}"
+
+
+def epochs_of(config: TrainConfig) -> float | None:
+    """The epochs that the user or the recipe asks for; None if the time decides."""
+    return config.epochs or (RECIPES[config.recipe].epochs if config.minutes is None else None)
+
+
+def choose_model(epochs: Mapping[str, float]) -> str:
+    """The largest model that has enough epochs, given how many fit with each."""
+    return [name for name, fewest in MODELS.items() if epochs[name] >= fewest or fewest == 0][-1]
+
+
+def choose_augmentation(epochs: float) -> dict[str, Any]:
+    return [added for fewest, added in AUGMENTATION.items() if epochs >= fewest][-1]
+
+
+def products_per_second(seconds: float = 0.5) -> float:
+    """How many multiply-adds this machine does in a second, in a matrix product of a usual size."""
+    x, y = jnp.ones((2048, 256), jnp.float32), jnp.ones((256, 256), jnp.float32)
+    run = jax.jit(lambda x, y: multiply(x, y))
+    run(x, y).block_until_ready()
+    begun, runs = time.monotonic(), 0
+    while time.monotonic() < begun + seconds:
+        run(x, y).block_until_ready()
+        runs += 1
+    return runs * x.size * y.shape[1] / (time.monotonic() - begun)
