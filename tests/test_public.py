@@ -9,8 +9,8 @@ import pytest
 
 import smallvit
 from smallvit import cli
+from smallvit.training.choice import AUGMENTATION
 from smallvit.training.config import PLANNED, SHORT, CompareConfig, TrainConfig, from_options
-from smallvit.training.plan import AUGMENTATION
 from tests.runs import QUICK
 
 pytestmark = pytest.mark.usefixtures("as_a_user")
