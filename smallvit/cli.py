@@ -256,7 +256,7 @@ def evaluate(
     screen.print()
     screen.print(table)
     if (others := len(evaluation.classes) - MAX_CLASSES) > 0:
-        screen.print(f"and {others} more in {out / 'evaluation.json'}", style="dim")
+        screen.print(_plain(f"and {others} more in {out / 'evaluation.json'}"), style="dim")
     screen.print()
     screen.print(_plain(f"Wrote evaluation.json, confusion.png, reliability.png and worst-mistakes.png to {out}"))
 
@@ -382,7 +382,7 @@ def _screen() -> Console:
 def _table(*titles: str) -> Table:
     table = Table(box=None, header_style="bold", pad_edge=False)
     for title in titles:
-        table.add_column(title, overflow="fold")
+        table.add_column(_plain(title), overflow="fold")
     return table
 
 
