@@ -26,7 +26,7 @@ AUGMENTATION: dict[float, dict[str, Any]] = {
 }
 
 OVERHEAD = 30.0  # seconds to read the images, to compile and to write the report
-USED = 0.7  # share of the speed of a matrix product that a training step reaches
+USED = 0.55  # share of the speed of a matrix product that a training step reaches
 
 
 def choose(config: TrainConfig, data: Dataset) -> tuple[TrainConfig, str]:
