@@ -1,7 +1,7 @@
 """HybridViT, a model of our own for few images and few minutes: convolutions make the tokens, attention compares them.
 
-Its parts are known: residual pairs of convolutions (https://arxiv.org/abs/1512.03385) as a long stem of a ViT
-(https://arxiv.org/abs/2106.14881), a depthwise convolution in the MLP (https://arxiv.org/abs/2210.05958), mean pooling,
+Its parts are known: a convolutional stem (https://arxiv.org/abs/2106.14881), here a long one of residual pairs
+(https://arxiv.org/abs/1512.03385), a depthwise convolution in the MLP (https://arxiv.org/abs/2210.05958), mean pooling,
 and SPT and LSA (https://arxiv.org/abs/2112.13492) as in every model here. What each part gave is in docs/results.md.
 """
 
