@@ -20,8 +20,7 @@ import time
 from collections import Counter
 from pathlib import Path
 
-import numpy as np
-from PIL import Image
+from tests.runs import draw_photos
 
 MODEL = ["--model", "sl_vit_tiny_data", "--fields", "dim=16", "depth=1", "heads=2", "mlp_dim=16", "drop_path=0.1"]
 RUN = [*MODEL, "--epochs", "4", "--batch-size", "16", "--ema", "0.1", "--image-size", "12", "--checkpoint-seconds", "0"]
@@ -64,7 +63,7 @@ class Torture:
     def __init__(self, top: Path, draw: random.Random) -> None:
         self.top, self.draw, self.data = top, draw, top / "photos"
         self.env = {**os.environ, "XDG_CACHE_HOME": str(top / "cache"), "SMALLVIT_FAST_ENV": "0"}
-        _draw_photos(self.data)
+        draw_photos(self.data)
         self._finish(self._command("warm"))  # compiles
         begun = time.monotonic()
         self._finish(self._command("whole"))
@@ -156,16 +155,6 @@ def _flip(folder: Path, draw: random.Random) -> str:
     content[draw.randrange(len(content))] ^= 1 << draw.randrange(8)
     victim.write_bytes(content)
     return ""
-
-
-def _draw_photos(folder: Path) -> None:
-    draw = np.random.default_rng(0)
-    for label, name in enumerate(("blue", "green", "red")):
-        (folder / name).mkdir(parents=True)
-        for i in range(24):
-            image = draw.integers(0, 120, (12, 12, 3))
-            image[..., 2 - label] += 120
-            Image.fromarray(image.astype(np.uint8)).save(folder / name / f"{i}.png")
 
 
 if __name__ == "__main__":

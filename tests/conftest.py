@@ -9,9 +9,7 @@ from typing import Any
 
 import jax
 import jaxtyping
-import numpy as np
 import pytest
-from PIL import Image
 
 from tests.runs import QUICK, command, missing, required
 
@@ -40,13 +38,7 @@ def as_a_user() -> Iterator[None]:
 def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder of three easy classes of little coloured images."""
     folder = tmp_path_factory.mktemp("data") / "photos"
-    draw = np.random.default_rng(0)
-    for label, name in enumerate(("blue", "green", "red")):
-        (folder / name).mkdir(parents=True)
-        for i in range(24):
-            image = draw.integers(0, 120, (12, 12, 3))
-            image[..., 2 - label] += 120
-            Image.fromarray(image.astype(np.uint8)).save(folder / name / f"{i}.png")
+    draw_photos(folder)
     return folder
 
 

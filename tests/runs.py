@@ -7,7 +7,9 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, NoReturn
 
+import numpy as np
 import pytest
+from PIL import Image
 
 TINY = ["--model", "sl_vit_tiny_data", "--fields", "dim=16", "depth=1", "heads=2", "mlp_dim=16", "drop_path=0.1"]
 QUICK = [*TINY, "--epochs", "6", "--batch-size", "16", "--learning-rate", "0.01", "--ema", "0.1"]
@@ -25,6 +27,17 @@ def required(package: str) -> Any:
         return import_module(package)
     except ImportError:
         missing(f"{package} is not installed")
+
+
+def draw_photos(folder: Path) -> None:
+    """Three easy classes of little coloured images."""
+    draw = np.random.default_rng(0)
+    for label, name in enumerate(("blue", "green", "red")):
+        (folder / name).mkdir(parents=True)
+        for i in range(24):
+            image = draw.integers(0, 120, (12, 12, 3))
+            image[..., 2 - label] += 120
+            Image.fromarray(image.astype(np.uint8)).save(folder / name / f"{i}.png")
 
 
 def command(*args: object) -> list[str]:
