@@ -20,10 +20,9 @@ import time
 from collections import Counter
 from pathlib import Path
 
-from tests.runs import draw_photos
+from tests.runs import TINY, draw_photos
 
-MODEL = ["--model", "sl_vit_tiny_data", "--fields", "dim=16", "depth=1", "heads=2", "mlp_dim=16", "drop_path=0.1"]
-RUN = [*MODEL, "--epochs", "4", "--batch-size", "16", "--ema", "0.1", "--image-size", "12", "--checkpoint-seconds", "0"]
+RUN = [*TINY, "--epochs", "4", "--batch-size", "16", "--ema", "0.1", "--image-size", "12", "--checkpoint-seconds", "0"]
 RESUME = 75
 FIGURES = ("step", "train_loss", "train_top1", "val_loss")
 

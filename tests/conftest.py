@@ -11,7 +11,7 @@ import jax
 import jaxtyping
 import pytest
 
-from tests.runs import QUICK, command, missing, required
+from tests.runs import QUICK, command, draw_photos, missing, required
 
 jaxtyping.install_import_hook("smallvit", "beartype.beartype")
 
