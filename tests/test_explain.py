@@ -149,6 +149,8 @@ def test_distance_by_hand():
         (7, (8, 12), (1, (2, 3))),
         (28, (100, 60), (0, (7, 4))),
         (13, (3, 4), (1, (3, 4))),
+        (1, (1, 1), (0, (1, 1))),  # of an image as small as a token
+        (2, (1, 1), (1, (1, 1))),
     ],
 )
 def test_token_grid(tokens, shape, found):

@@ -27,8 +27,11 @@ Variables = Mapping[str, Any]
 def token_grid(tokens: int, shape: tuple[int, int]) -> tuple[int, tuple[int, int]]:
     """The number of tokens before the grid, none or one, and the grid.
 
-    It is the one most like `shape`, the height and width of the image or of an earlier grid.
+    It is `shape` itself if the tokens fill that, or else the one most like it: `shape` is the height and width of the
+    image or of an earlier grid.
     """
+    if (prefix := tokens - shape[0] * shape[1]) in (0, 1):
+        return prefix, shape
     grids = [
         (prefix, (h, (tokens - prefix) // h))
         for prefix in (0, 1)
