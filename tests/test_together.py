@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import jax
 import pytest
 
 from smallvit.training import cluster
@@ -114,3 +115,13 @@ def test_other_signals_stop_a_run_too(number: signal.Signals, photos: Path, env:
         said = run.communicate(timeout=60)[1].splitlines()[-1]
     assert run.returncode == 75
     assert said.startswith("smallvit: stopped at step ")
+
+
+@pytest.mark.parametrize(
+    ("message", "is_lost"),
+    [("UNKNOWN: Gloo AllReduce failed: Connection closed by peer", True), ("RESOURCE_EXHAUSTED: Out of memory", False)],
+)
+def test_a_lost_process_is_not_a_lack_of_memory(message: str, is_lost: bool, monkeypatch: pytest.MonkeyPatch):
+    assert not cluster.lost(jax.errors.JaxRuntimeError(message))  # alone there is nobody to lose
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    assert cluster.lost(jax.errors.JaxRuntimeError(message)) == is_lost

@@ -106,7 +106,7 @@ def leaving_together(log: Path) -> Iterator[None]:
 
 def lost(error: Exception) -> bool:
     """Whether it is a connection to another process that failed; the runtime has several types of error for that."""
-    if jax.process_count() == 1:
+    if jax.process_count() == 1 or "RESOURCE_EXHAUSTED" in str(error):  # no memory: resuming would not help
         return False
     words = ("Gloo", "NCCL", "Connection reset", "Connection closed", "oordination service")
     return isinstance(error, jax.errors.JaxRuntimeError) or any(word in str(error) for word in words)

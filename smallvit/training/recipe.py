@@ -20,9 +20,7 @@ class Recipe:
     schedule: Schedule = "cosine"  # what follows the warm-up
     warmup: float = 0.1  # share of all steps in which the rate grows linearly
     floor: float = 0.0  # the learning rate that a schedule begins and ends with
-    decay: Decay = (
-        "rate"  # a step shrinks weights by weight_decay x rate, as AdamW does; or weight_decay is a whole run's
-    )
+    decay: Decay = "rate"  # a step takes away weight_decay x rate, as in AdamW; "run": all steps together weight_decay
     decay_all: bool = False  # weight decay on every parameter, not on the kernels alone
     clip: float = 0.0  # largest norm of the gradient; 0 leaves it as it is
     ema: float = 0.0  # horizon of the average of the weights, as a share of all steps; the average is what is kept
@@ -55,7 +53,6 @@ RECIPES: dict[str, Recipe] = {
         weight_decay=1.0,
         decay="run",
         optimiser="muon",
-        matrix_rate=0.02,
         schedule="linear",
         batch_size=64,
         ema=0.03,
