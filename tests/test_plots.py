@@ -33,7 +33,13 @@ def row(epoch: int) -> dict:
 def test_curves_of_any_length(epochs, tmp_path):
     figure = plots.curves([row(i) for i in range(1, epochs + 1)])
     plots.save(figure, tmp_path / "curves.png")
-    assert ("best 49.0 at epoch 1" in words(figure)) == (epochs > 0)
+    assert (f"{50 - epochs}.0 at epoch {epochs}, kept" in words(figure)) == (epochs > 0)
+
+
+def test_curves_mark_the_row_that_is_kept():
+    figure = plots.curves([row(i) for i in range(1, 6)], kept=1)
+    assert "48.0 at epoch 2, kept" in words(figure)
+    assert list(figure.axes[1].lines[-1].get_xdata()) == [2]
 
 
 def test_curves_leave_out_what_was_not_measured():

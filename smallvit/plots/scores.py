@@ -16,10 +16,11 @@ FEW = 10  # images of a bin
 
 
 @styled
-def curves(rows: Sequence[Mapping[str, float | int | None]]) -> Figure:
+def curves(rows: Sequence[Mapping[str, float | int | None]], kept: int = -1) -> Figure:
     """Loss, top-1 and learning rate against `epoch`.
 
-    A row has any of train_loss, val_loss, train_top1, val_top1 (both in percent) and learning_rate.
+    A row has any of train_loss, val_loss, train_top1, val_top1 (both in percent) and learning_rate. Row `kept` is marked:
+    its weights are the model.
     """
     if not rows:
         return notice("No epoch has been finished yet.")
@@ -41,13 +42,10 @@ def curves(rows: Sequence[Mapping[str, float | int | None]]) -> Figure:
         axes.set_xlim(*((first - 0.5, last + 0.5) if last - first < 2 else (first, last)))
         axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1, nbins=8))
         axes.margins(y=0.12)
-    epochs, values = _series(rows, "val_top1")
+    epochs, values = _series(rows[kept:][:1], "val_top1")
     if values:
-        best = int(np.argmax(values))
-        top1.plot(
-            epochs[best], values[best], "o", color=VAL, markersize=7, markeredgecolor="white", clip_on=False, zorder=3
-        )
-        top1.set_title(f"Top-1, %: best {values[best]:.1f} at epoch {epochs[best]:.3g}")
+        top1.plot(epochs, values, "o", color=VAL, markersize=7, markeredgecolor="white", clip_on=False, zorder=3)
+        top1.set_title(f"Top-1, %: {values[0]:.1f} at epoch {epochs[0]:.3g}, kept")
     rate.yaxis.set_major_formatter("{x:.3g}")
     for axes in (loss, top1):
         axes.legend(loc="best")

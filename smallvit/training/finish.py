@@ -45,7 +45,7 @@ def finish(
     say(f"{which} accuracy {scores.top1:.2f} %, with the model of epoch {best['epoch']:.1f}")
 
     evaluation.draw(folder)
-    pictures(folder, config, saved, data, evaluation, rows)
+    pictures(folder, config, saved, data, evaluation, rows, kept)
     last = rows[-1]
     result = {
         "test_top1": round(scores.top1, 3) if data.test else None,
@@ -72,11 +72,12 @@ def pictures(
     data: Dataset,
     evaluation: Evaluation,
     rows: list[dict[str, Any]],
+    kept: int,
 ) -> None:
     split, probabilities = evaluation.split, evaluation.scores.probabilities
     predicted, confidence = probabilities.argmax(axis=1), probabilities.max(axis=1)
     draw = np.random.default_rng(config.seed)
-    plots.save(plots.curves(rows), folder / "curves.png")
+    plots.save(plots.curves(rows, kept), folder / "curves.png")
 
     before = data.train.images[np.sort(draw.choice(len(data.train), min(SHOWN, len(data.train)), replace=False))]
     augment = jax.jit(augment_images, static_argnums=2)
