@@ -19,8 +19,8 @@ FEW = 10  # images of a bin
 def curves(rows: Sequence[Mapping[str, float | int | None]], kept: int = -1) -> Figure:
     """Loss, top-1 and learning rate against `epoch`.
 
-    A row has any of train_loss, val_loss, train_top1, val_top1 (both in percent) and learning_rate. Row `kept` is marked:
-    its weights are the model.
+    A row has any of train_loss, val_loss, train_top1, val_top1 (both in percent) and learning_rate. Row `kept`, whose
+    weights are the model, is marked.
     """
     if not rows:
         return notice("No epoch has been finished yet.")
