@@ -17,6 +17,7 @@ from rich.text import Text as RichText
 
 from smallvit import __version__
 from smallvit.catalogue import catalogue
+from smallvit.common.arguments import parse
 from smallvit.common.env import keep_compiled, use_device
 from smallvit.common.errors import Stopped
 from smallvit.common.extras import EXTRAS, need
@@ -425,7 +426,7 @@ def _overview() -> str:
 
 def _run(command: str, args: list[str]) -> None:
     try:
-        tyro.cli(COMMANDS[command], prog=f"smallvit {command}", args=args, config=(tyro.conf.OmitArgPrefixes,))
+        parse(COMMANDS[command], f"smallvit {command}", args)()
     except ValueError as error:
         _end(str(error), 2)
     except Stopped as error:

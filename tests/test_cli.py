@@ -8,7 +8,7 @@ import sys
 import jax
 import pytest
 
-from smallvit import __version__, kernels
+from smallvit import __version__, cli, kernels
 from smallvit.common.env import fast_env
 from smallvit.doctor import examine
 
@@ -106,3 +106,29 @@ def test_no_match_is_one_line():
     assert run.returncode == 2
     assert run.stdout == ""
     assert run.stderr == "smallvit: no model matches 'resnet*': `smallvit models` lists them all\n"
+
+
+@pytest.mark.parametrize(
+    ("args", "said"),
+    {
+        "train --lrr 3": "unknown --lrr, 3, did you mean --lr? `smallvit train --help` lists the options",
+        "train --recipe papre": "--recipe takes one of 'default', 'paper', 'keras', not 'papre'",
+        "train --batch-size many": "--batch-size takes INT, not 'many'",
+        "train --image-size 3 a 5": "--image-size takes INT or INT INT, not '3' 'a' '5'",
+        "train --learning-rate": "--lr/--learning-rate needs a value",
+        "evaluate run --batch-size many": "--batch-size: invalid literal for int() with base 10: 'many'",
+        "predict": "RUN is missing",
+        "export run": "--format is missing",
+        "train photos more": "unknown more:",
+    }.items(),
+)
+def test_wrong_arguments_get_one_line(
+    args: str, said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    monkeypatch.setattr("sys.argv", ["smallvit", *args.split()])
+    with pytest.raises(SystemExit) as end:
+        cli.main()
+    printed = capsys.readouterr().err
+    assert end.value.code == 2
+    assert printed.startswith(f"smallvit: {said}")
+    assert printed.count("\n") == 1

@@ -1,0 +1,55 @@
+"""Command-line arguments by tyro, with its errors in one line."""
+
+import io
+import re
+from collections.abc import Callable
+from contextlib import redirect_stderr
+from functools import wraps
+from typing import Any
+
+import tyro
+
+BORDER = re.compile(r"^│ ?|\s*│$")
+RULE = re.compile(r"^[─-]+$")
+
+
+def parse(command: Callable[..., Any], prog: str, args: list[str]) -> Callable[[], Any]:
+    """The call of `command` that these arguments ask for; a ValueError in one line if they are wrong."""
+
+    @wraps(command)
+    def later(*values: Any, **options: Any) -> Callable[[], Any]:
+        return lambda: command(*values, **options)
+
+    errors = io.StringIO()
+    try:
+        with redirect_stderr(errors):
+            return tyro.cli(later, prog=prog, args=args, config=(tyro.conf.OmitArgPrefixes,))
+    except SystemExit as end:
+        if not end.code:  # --help
+            raise
+        what = one_line(errors.getvalue())
+        raise ValueError(f"{what}{'' if what.endswith('?') else ':'} `{prog} --help` lists the options") from None
+
+
+def one_line(box: str) -> str:
+    """What a box of tyro says, without its frame and the help of single options."""
+    framed = [line for line in box.splitlines() if line.startswith("│")]
+    lines = [BORDER.sub("", line) for line in framed] or [line[2:].rstrip() for line in box.splitlines()[2:]]  # ASCII
+    rule = next((row for row, line in enumerate(lines) if RULE.match(line)), len(lines))
+    text, rest = " ".join(line.strip() for line in lines[:rule]), lines[rule:]
+    if wrong := re.match(r"Error parsing (\S+): no type matching (.+?) could be instantiated from \[(.*?)\]", text):
+        option, kinds, given = wrong.groups()
+        kinds = " or ".join(kind.strip("{}") for kind in kinds.split("|") if kind != "{None}")
+        return f"{option} takes {kinds}, not {given.replace(',', '')}"
+    if wrong := re.match(r"Error parsing (\S+): (.*)", text):
+        return f"{wrong.group(1)}: {wrong.group(2)}"
+    if wrong := re.match(r"Missing from .*?: (\S+)", text):
+        return f"{wrong.group(1)} is missing"
+    if wrong := re.match(r"[Ii]nvalid choice (.+) for argument '(.+)'\. Expected one of \((.*?),?\)", text):
+        return f"{wrong.group(2)} takes one of {wrong.group(3)}, not {wrong.group(1)}"
+    if wrong := re.match(r"Missing value for argument '(.+)'", text):
+        return f"{wrong.group(1)} needs a value"
+    if wrong := re.match(r"Unrecognized options: (.*)", text):
+        close = [line.strip().split(" ")[0].rstrip(",") for line in rest if re.match(r" +--", line)]
+        return f"unknown {wrong.group(1)}" + (f", did you mean {' or '.join(close)}?" if close else "")
+    return text[:1].lower() + text[1:].rstrip(".")
