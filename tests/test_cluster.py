@@ -1,0 +1,80 @@
+"""The Slurm script of docs/cluster.md, as it stands, with an `srun` and an `scontrol` that do on one machine what they must."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.runs import TINY, assert_same, checkpoints, draw_photos
+
+DOCS = Path(__file__).parents[1] / "docs/cluster.md"
+SRUN = f"""#!{sys.executable}
+import os, signal, subprocess, sys
+
+command = [word for word in sys.argv[1:] if word != "--kill-on-bad-exit=0"]
+step = {{"SLURM_STEP_NUM_TASKS": "2", "SLURM_NTASKS": "2", "SLURM_STEP_NODELIST": "127.0.0.1", "SLURM_STEP_NUM_NODES": "2"}}
+tasks = [
+    subprocess.Popen(command, env={{**os.environ, **step, "SLURM_PROCID": str(i), "SLURM_LOCALID": "0"}}) for i in range(2)
+]
+with open("tasks", "w") as file:
+    file.write(" ".join(str(task.pid) for task in tasks))
+sys.exit(max(task.wait() for task in tasks))
+"""
+
+
+def script(name: str, options: list[str]) -> str:
+    """That of the docs, with the values of the test."""
+    (text,) = re.findall(r"```bash\n(.*?)```", DOCS.read_text(), re.DOTALL)
+    text, changed = re.subn(r"^NAME=.*$", f"NAME={name}", text, flags=re.MULTILINE)
+    text, more = re.subn(r"^OPTIONS=.*$", f'OPTIONS="{" ".join(options)}"', text, flags=re.MULTILINE)
+    assert (changed, more) == (1, 1)
+    return text
+
+
+@pytest.mark.xdist_group("train_run")
+def test_a_job_that_is_stopped_and_queued_again_ends_as_if_it_had_not_been(env: dict[str, str], tmp_path: Path):
+    draw_photos(tmp_path / "photos")
+    bin = tmp_path / "bin"
+    bin.mkdir()
+    for name, text in {
+        "srun": SRUN,
+        "scontrol": '#!/bin/bash\necho "$@" >> requeued\n',
+        "smallvit": f'#!/bin/bash\nexec {sys.executable} -m smallvit "$@"\n',
+    }.items():
+        (bin / name).write_text(text)
+        (bin / name).chmod(0o755)
+    options = [*TINY, "--epochs", "20", "--batch-size", "16", "--image-size", "12", "--checkpoint-seconds", "0.1"]
+    options += ["--policy", "none", "--cutmix", "0", "--mixup", "0", "--erasing", "0"]  # less to compile
+    job = {**env, "PATH": f"{bin}:{os.environ['PATH']}", "SLURM_JOB_ID": str(os.getpid())}
+    job["PYTHONPATH"] = str(Path(__file__).parents[1])
+
+    def submit(name: str) -> subprocess.Popen[str]:
+        (tmp_path / "job.sh").write_text(script(name, options))
+        return subprocess.Popen(["bash", "job.sh"], cwd=tmp_path, env=job, stderr=subprocess.PIPE, text=True)
+
+    with submit("whole") as whole:
+        _, said = whole.communicate(timeout=200)
+    assert whole.returncode == 0, said
+
+    (tmp_path / "tasks").unlink()
+    with submit("stopped") as first:
+        deadline = time.monotonic() + 200
+        while not checkpoints(tmp_path / "runs/stopped"):
+            assert first.poll() is None
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        os.kill(int((tmp_path / "tasks").read_text().split()[1]), signal.SIGTERM)
+        first.communicate(timeout=60)
+    assert first.returncode == 75
+    assert (tmp_path / "requeued").read_text() == f"requeue {os.getpid()}\n"
+    assert not (tmp_path / "runs/stopped/result.json").exists()
+
+    with submit("stopped") as again:
+        _, said = again.communicate(timeout=200)
+    assert again.returncode == 0, said
+    assert_same(tmp_path / "runs/stopped", tmp_path / "runs/whole")
