@@ -1,4 +1,4 @@
-"""The Slurm script of docs/cluster.md, as it stands, with an `srun` and an `scontrol` that do on one machine what they must."""
+"""The Slurm script of docs/cluster.md, as it stands, on one machine, with an `srun` and an `scontrol` of the test."""
 
 import os
 import re
@@ -17,10 +17,11 @@ SRUN = f"""#!{sys.executable}
 import os, signal, subprocess, sys
 
 command = [word for word in sys.argv[1:] if word != "--kill-on-bad-exit=0"]
-step = {{"SLURM_STEP_NUM_TASKS": "2", "SLURM_NTASKS": "2", "SLURM_STEP_NODELIST": "127.0.0.1", "SLURM_STEP_NUM_NODES": "2"}}
-tasks = [
-    subprocess.Popen(command, env={{**os.environ, **step, "SLURM_PROCID": str(i), "SLURM_LOCALID": "0"}}) for i in range(2)
-]
+step = {{"STEP_NUM_TASKS": 2, "NTASKS": 2, "STEP_NODELIST": "127.0.0.1", "STEP_NUM_NODES": 2, "LOCALID": 0}}
+tasks = []
+for i in range(2):
+    env = {{f"SLURM_{{name}}": str(value) for name, value in {{**step, "PROCID": i}}.items()}}
+    tasks.append(subprocess.Popen(command, env={{**os.environ, **env}}))
 with open("tasks", "w") as file:
     file.write(" ".join(str(task.pid) for task in tasks))
 sys.exit(max(task.wait() for task in tasks))
