@@ -147,4 +147,6 @@ register(
         mix_std=1.0,
         head_std=None,
     ),
+    # For minutes on a CPU.
+    cait_tiny_data=dict(image_size=32, patch_size=patch_of(8), dim=96, depth=6, heads=4, dim_head=24, mlp_dim=192),
 )

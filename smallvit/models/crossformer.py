@@ -33,6 +33,7 @@ from smallvit.ops import (
     pair,
     shifted_copies,
     spt_directions,
+    stride_of,
     window_offsets,
 )
 from smallvit.registry import register
@@ -211,5 +212,15 @@ register(
         depth=(2, 2, 6, 2),
         global_window_size=groups_of_seven,
         drop_path=0.2,
+    ),
+    # For minutes on a CPU.
+    crossformer_tiny_data=dict(
+        image_size=32,
+        dim=(32, 64, 128),
+        depth=(2, 3, 3),
+        embed_kernels=lambda image_size: tuple(times * stride_of(16)(image_size) for times in (1, 2, 4)),
+        global_window_size=(4, 2, 1),
+        local_window_size=4,
+        mlp_ratio=2.0,
     ),
 )

@@ -31,6 +31,7 @@ from smallvit.ops import (
     exact_gelu,
     grid_size,
     pair,
+    patch_of,
 )
 from smallvit.registry import register
 
@@ -206,5 +207,13 @@ register(
         **_published,
         **dict(sm_dim=192, sm_enc_heads=6, sm_enc_mlp_dim=768),
         **dict(lg_dim=384, lg_enc_heads=6, lg_enc_mlp_dim=1536, cross_attn_heads=6),
+    ),
+    # For minutes on a CPU.
+    crossvit_tiny_data=dict(
+        image_size=32,
+        depth=2,
+        **dict(sm_patch_size=patch_of(8), sm_dim=64, sm_enc_depth=2, sm_enc_heads=4, sm_enc_mlp_dim=128),
+        **dict(lg_patch_size=patch_of(4), lg_dim=128, lg_enc_depth=2, lg_enc_heads=4, lg_enc_mlp_dim=256),
+        cross_attn_heads=4,
     ),
 )

@@ -24,7 +24,7 @@ from smallvit.layers import (
     ramp,
 )
 from smallvit.layers.attention import head_dim
-from smallvit.ops import Images, Size, SPTOption, check_image, shift_image
+from smallvit.ops import Images, Size, SPTOption, check_image, shift_image, stride_of
 from smallvit.registry import register
 
 
@@ -142,4 +142,13 @@ register(
     CvT,
     cvt_13=dict(image_size=224, drop_path=0.1),
     cvt_21=dict(image_size=224, s2_depth=4, s3_depth=16, drop_path=0.1),
+    # For minutes on a CPU.
+    cvt_tiny_data=dict(
+        image_size=32,
+        s1_emb_stride=stride_of(16),
+        s1_emb_kernel=lambda image_size: max(2 * stride_of(16)(image_size) - 1, 3),
+        **dict(s1_emb_dim=32, s2_emb_dim=64, s3_emb_dim=128),
+        **dict(s1_heads=1, s2_heads=2, s3_heads=4),
+        **dict(s1_depth=1, s2_depth=2, s3_depth=4),
+    ),
 )

@@ -11,6 +11,7 @@ from jaxtyping import Array, Float
 
 from smallvit.layers import Attend, Factory, HeadMix, LayerNorm
 from smallvit.models.vit import ViT
+from smallvit.ops import patch_of
 from smallvit.registry import register
 
 
@@ -34,4 +35,8 @@ register(
     # The paper's 16 blocks of 384 channels, 24.5 M parameters, re-attention in each; without the convolution stem of
     # its ImageNet models.
     deepvit_s=dict(image_size=224, patch_size=16, dim=384, depth=16, heads=12, mlp_dim=1152, dim_head=None),
+    # For minutes on a CPU.
+    deepvit_tiny_data=dict(
+        image_size=32, patch_size=patch_of(8), dim=128, depth=4, heads=4, mlp_dim=256, dim_head=None
+    ),
 )

@@ -1,5 +1,6 @@
 """LeViT (https://arxiv.org/abs/2104.01136): a few convolutions, then attention on shrinking grids, made for speed."""
 
+import math
 from functools import partial
 from typing import Literal
 
@@ -28,6 +29,7 @@ from smallvit.ops import (
     Size,
     SPTOption,
     check_image,
+    pair,
     per_stage,
     shift_image,
     window_offsets,
@@ -47,6 +49,7 @@ class LeViT(Classifier, kw_only=True):
     heads: int | tuple[int, ...]
     mlp_mult: int = 2
     stages: int = 3
+    stem_depth: int = 4  # convolutions in front, each of which halves the image
     dim_key: int = 32
     dim_value: int = 64
     dropout: float = 0.0
@@ -88,9 +91,10 @@ class LeViT(Classifier, kw_only=True):
         """The tokens before the head; its BatchNorm comes behind the average, whose moments it needs."""
         image = check_image(image, self.image_size, self.dtype)
         dims, depths, heads = (per_stage(name, getattr(self, name), self.stages) for name in ("dim", "depth", "heads"))
-        if dims[0] % 8 or any(dim % self.dim_key for dim in dims[:-1]):
+        narrowest = 2 ** (self.stem_depth - 1)
+        if dims[0] % narrowest or any(dim % self.dim_key for dim in dims[:-1]):
             raise ValueError(
-                f"dim={dims}: the first must be divisible by 8, all but the last by dim_key={self.dim_key}"
+                f"dim={dims}: the first must be divisible by {narrowest}, all but the last by dim_key={self.dim_key}"
             )
         linear = partial(DenseNorm, dtype=self.dtype)
         attention = partial(
@@ -101,9 +105,10 @@ class LeViT(Classifier, kw_only=True):
         )
 
         x = shift_image(image, 2, spt=self.spt, shift=self.spt_shift)
-        for i in range(4):
+        for i in range(self.stem_depth):
             x = x if i == 0 else jax.nn.hard_swish(x)
-            x = ConvNorm(dims[0] // 2 ** (3 - i), 3, 2, 1, dtype=self.dtype, name=f"stem_{i}")(x, train=train)
+            dim = dims[0] // 2 ** (self.stem_depth - 1 - i)
+            x = ConvNorm(dim, 3, 2, 1, dtype=self.dtype, name=f"stem_{i}")(x, train=train)
         for stage, dim in enumerate(dims):
             if stage:
                 wide = partial(attention, dim, dims[stage - 1] // self.dim_key, self.dim_key, 2 * self.dim_value)
@@ -200,6 +205,11 @@ class LeViTMLP(nn.Module):
         return self.linear(dim, self.scale_init, name="out")(x, train=train)
 
 
+def _down_to_8(image_size: Size) -> int:
+    """As many halvings as leave about 8 tokens a side."""
+    return max(round(math.log2(min(pair(image_size)) / 8)), 1)
+
+
 _levit = dict(image_size=224, num_distill_classes="same")
 _narrow = dict(dim_key=16, dim_value=32, **_levit)
 
@@ -210,4 +220,14 @@ register(
     levit_192=dict(dim=(192, 288, 384), depth=4, heads=(3, 5, 6), **_levit),
     levit_256=dict(dim=(256, 384, 512), depth=4, heads=(4, 6, 8), **_levit),
     levit_384=dict(dim=(384, 512, 768), depth=4, heads=(6, 9, 12), drop_path=0.1, **_levit),
+    # For minutes on a CPU.
+    levit_tiny_data=dict(
+        image_size=32,
+        stem_depth=_down_to_8,
+        dim=(64, 96, 128),
+        depth=2,
+        heads=(4, 6, 8),
+        dim_key=16,
+        dim_value=32,
+    ),
 )

@@ -29,6 +29,7 @@ from smallvit.ops import (
     SPTOption,
     check_image,
     grid_size,
+    patch_of,
     per_stage,
     window_merge,
     window_partition,
@@ -121,4 +122,8 @@ register(
     nest_tiny=dict(dim=96, heads=3, block_repeats=(2, 2, 8), drop_path=0.2, **_nest),
     nest_small=dict(dim=96, heads=3, block_repeats=(2, 2, 20), drop_path=0.3, **_nest),
     nest_base=dict(dim=128, heads=4, block_repeats=(2, 2, 20), drop_path=0.5, **_nest),
+    # For minutes on a CPU.
+    nest_tiny_data=dict(
+        image_size=32, patch_size=patch_of(16), dim=48, heads=2, num_hierarchies=3, block_repeats=(1, 2, 2), mlp_mult=2
+    ),
 )

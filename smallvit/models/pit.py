@@ -174,4 +174,14 @@ register(
         token_std=1.0,
         head_std=None,
     ),
+    # For minutes on a CPU.
+    pit_tiny_data=dict(
+        image_size=32,
+        patch_size=patch_of(16),
+        stride=patch_of(16),
+        dim=48,
+        depth=(1, 3, 2),
+        heads=(2, 4, 8),
+        mlp_dim=(96, 192, 384),
+    ),
 )

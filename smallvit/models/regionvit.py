@@ -224,4 +224,6 @@ register(
     regionvit_tiny=dict(dim=(64, 128, 256, 512), **_small),
     regionvit_small=dict(dim=(96, 192, 384, 768), **_small),
     regionvit_base=dict(image_size=224, dim=(128, 256, 512, 1024), depth=(2, 2, 14, 2)),
+    # For minutes on a CPU.
+    regionvit_tiny_data=dict(image_size=32, dim=(32, 64, 128), depth=(1, 2, 3), window_size=4, mlp_mult=2),
 )

@@ -181,4 +181,15 @@ register(
         head_hidden=4096,
         drop_path=0.2,
     ),
+    # For minutes on a CPU.
+    scalable_vit_tiny_data=dict(
+        image_size=32,
+        dim=32,
+        heads=(1, 2, 4),
+        depth=(2, 2, 4),
+        ssa_dim_key=16,
+        reduction_factor=(4, 2, 1),
+        window_size=4,
+        mlp_ratio=2.0,
+    ),
 )

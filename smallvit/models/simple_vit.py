@@ -24,6 +24,7 @@ from smallvit.ops import (
     check_image,
     grid_size,
     pair,
+    patch_of,
     sincos_2d,
 )
 from smallvit.registry import register
@@ -86,4 +87,8 @@ def _channels_last(image: Images, image_size: Size) -> Images:
 register(
     SimpleViT,
     simple_vit_small_patch16=dict(image_size=224, patch_size=16, dim=384, depth=12, heads=6, mlp_dim=1536),
+    # For minutes on a CPU.
+    simple_vit_tiny_data=dict(
+        image_size=32, patch_size=patch_of(8), dim=128, depth=4, heads=4, mlp_dim=256, dim_head=None
+    ),
 )

@@ -145,4 +145,8 @@ register(
         positions=True,
         uniform=True,
     ),
+    # For minutes on a CPU.
+    swin_tiny_data=dict(
+        image_size=32, patch_size=patch_of(16), dim=48, depth=(2, 4, 2), heads=(2, 4, 8), window_size=4, mlp_ratio=2.0
+    ),
 )

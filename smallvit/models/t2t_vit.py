@@ -34,6 +34,7 @@ from smallvit.ops import (
     pair,
     shifted_copies,
     spt_directions,
+    stride_of,
     unfold,
 )
 from smallvit.registry import register
@@ -154,6 +155,12 @@ def _down_to_8(image_size: Size) -> tuple[tuple[int, int], ...]:
     return ((3, 2),) * halvings
 
 
+def _by_16_and_8(image_size: Size) -> tuple[tuple[int, int], ...]:
+    """Two soft splits: 16 tokens a side, then 8."""
+    stride = stride_of(16)(image_size)
+    return (2 * stride - 1, stride), (3, 2)
+
+
 register(
     T2TViT,
     # With token transformers, which the paper marks T2T-ViT_t; its plain names stand for performers in their place.
@@ -170,4 +177,6 @@ register(
         drop_path=0.1,
         kernel_std=0.02,
     ),
+    # For minutes on a CPU.
+    t2t_tiny_data=dict(image_size=32, t2t_layers=_by_16_and_8, token_dim=32, dim=96, depth=5, heads=4, mlp_dim=192),
 )

@@ -28,6 +28,7 @@ from smallvit.ops import (
     SPTOption,
     check_image,
     grid_size,
+    patch_of,
     patchify,
 )
 from smallvit.registry import register
@@ -162,5 +163,16 @@ register(
         s3_depth=9,
         s4_depth=1,
         drop_path=0.5,
+    ),
+    # For minutes on a CPU.
+    twins_svt_tiny_data=dict(
+        image_size=32,
+        s1_patch_size=patch_of(16),
+        **dict(s1_emb_dim=32, s2_emb_dim=64, s3_emb_dim=128, s4_emb_dim=128),
+        **dict(s1_depth=1, s2_depth=1, s3_depth=2, s4_depth=1),
+        **dict(s1_local_patch_size=4, s2_local_patch_size=4, s3_local_patch_size=4, s4_local_patch_size=2),
+        **dict(s1_global_k=4, s2_global_k=2, s3_global_k=1, s4_global_k=1),
+        dim_head=16,
+        mlp_ratio=2.0,
     ),
 )

@@ -7,7 +7,7 @@ from smallvit.ops.norm import batch_norm, layer_norm
 from smallvit.ops.patches import SPTOption, patchify, shift_image, shifted_copies, spt_directions
 from smallvit.ops.positions import sincos_2d
 from smallvit.ops.remat import recompute
-from smallvit.ops.size import Images, Size, check_image, grid_size, pair, patch_of, per_stage
+from smallvit.ops.size import Images, Size, check_image, grid_size, pair, patch_of, per_stage, stride_of
 from smallvit.ops.windows import window_allowed, window_merge, window_offsets, window_partition
 
 __all__ = [
@@ -34,6 +34,7 @@ __all__ = [
     "shifted_copies",
     "sincos_2d",
     "spt_directions",
+    "stride_of",
     "unfold",
     "window_allowed",
     "window_merge",

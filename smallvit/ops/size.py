@@ -57,6 +57,11 @@ def patch_of(parts: int) -> Callable[[Size], tuple[int, int]]:
     return patch_size
 
 
+def stride_of(parts: int) -> Callable[[Size], int]:
+    """For presets: the stride, the same down and across, that leaves about parts x parts of an image."""
+    return lambda image_size: max(round(min(pair(image_size)) / parts), 1)
+
+
 def check_image(
     image: Images, image_size: Size | None = None, dtype: DTypeLike = jnp.float32
 ) -> Float[Array, "b H W c"]:
