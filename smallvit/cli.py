@@ -216,18 +216,19 @@ def evaluate(
     batch_size: int = 256,
     device: Device = None,
 ) -> None:
-    """Score a model on labelled images: accuracy, per-class scores, confusion, calibration, speed.
+    """Score a model on labelled images: accuracy with its interval, per-class scores, mistakes, calibration, speed.
 
     Args:
         run: A run folder or its model/.
         data: As for `smallvit train`: its test images, or else its validation images, or all images of data without a
             split. By default the test images of the run's own data.
-        out: Folder for evaluation.json and the pictures; by default RUN/evaluation.
+        out: Folder for evaluation.json, mistakes.csv and the pictures; by default RUN/evaluation.
         data_dir: Folder of known data sets; missing ones are downloaded to it.
         batch_size: Images per step.
         device: Kind of device to compute on.
     """
     from smallvit.evaluation import evaluate
+    from smallvit.runs.scores import with_interval
 
     _prepare(device)
     out = out or run / "evaluation"
@@ -236,14 +237,20 @@ def evaluate(
     screen, scores = _screen(), evaluation.scores
     which = {"test": "test images", "val": "validation images", "train": "images (the data has no split)"}
     images = f"{evaluation.model} on {len(evaluation.split):,} {which[evaluation.part]} of {evaluation.data}"
-    for line in (*evaluation.notes, images):
-        screen.print(_plain(line))
+    for line in (*evaluation.notes, images, evaluation.warning):
+        if line is not None:
+            screen.print(_plain(line))
     table = Table(box=None, show_header=False, pad_edge=False)
-    table.add_row("top-1", f"{scores.top1:.2f} %")
+    table.add_row("top-1", with_interval(scores.top1, scores.interval))
     if len(evaluation.classes) > 5:
         table.add_row("top-5", f"{scores.top5:.2f} %")
-    table.add_row("loss", f"{scores.loss:.3f}")
-    table.add_row("calibration error", f"{scores.ece:.2f} %")
+    loss, calibration = f"{scores.loss:.3f}", f"{scores.ece:.2f} %"
+    if evaluation.temperature != 1:
+        before = evaluation.uncalibrated
+        loss += f", {before.loss:.3f} before temperature scaling"
+        calibration += f", {before.ece:.2f} % before (temperature {evaluation.temperature:.3g})"
+    table.add_row("loss", loss)
+    table.add_row("calibration error", calibration)
     speed = f"{evaluation.images_per_second:,.0f} images/s, batch size {evaluation.batch_size}, {evaluation.device}"
     table.add_row("speed", speed)
     screen.print(table)
@@ -258,7 +265,8 @@ def evaluate(
     if (others := len(evaluation.classes) - MAX_CLASSES) > 0:
         screen.print(_plain(f"and {others} more in {out / 'evaluation.json'}"), style="dim")
     screen.print()
-    screen.print(_plain(f"Wrote evaluation.json, confusion.png, reliability.png and worst-mistakes.png to {out}"))
+    wrote = "evaluation.json, mistakes.csv, confusion.png, reliability.png and worst-mistakes.png"
+    screen.print(_plain(f"Wrote {wrote} to {out}"))
 
 
 def explain(

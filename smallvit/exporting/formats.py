@@ -62,7 +62,7 @@ def export(run: str | Path, format: Format, out: str | Path | None = None) -> Pa
 
 def facts(saved: Saved, format: Format) -> dict[str, Any]:
     """Model, class names, preprocessing, and the input and output of a program."""
-    config = describe(saved.spec, saved.classes, saved.preprocess)
+    config = describe(saved.spec, saved.classes, saved.preprocess, saved.calibration)
     if format == "safetensors":
         return config
     height, width = saved.preprocess.size

@@ -15,6 +15,7 @@ from smallvit.data.decoding import FORMATS, Source, decode
 from smallvit.layers import Classifier
 from smallvit.runs.answers import Images, Prediction, Unreadable, top_classes
 from smallvit.runs.saved import Saved, from_pretrained
+from smallvit.runs.scores import softmax
 
 
 def make_predict(
@@ -42,9 +43,9 @@ class Predictor:
         return decode(source, preprocess.size, preprocess.channels, preprocess.fit, formats)
 
     def __call__(self, images: UInt8[np.ndarray, "n H W c"]) -> Float[np.ndarray, "n k"]:
-        """The probability of each class."""
+        """The probability of each class, at the model's temperature."""
         logits = [self._logits(images[start : start + self.largest]) for start in range(0, len(images), self.largest)]
-        return softmax(np.concatenate(logits))
+        return softmax(np.concatenate(logits) / np.float32(self.saved.temperature))
 
     def warm_up(self) -> None:
         """Compiles every batch size in advance."""
@@ -60,12 +61,6 @@ class Predictor:
 
     def _sizes(self) -> list[int]:
         return [*(size for size in (1, 4, 16, 64, 256) if size < self.largest), self.largest]
-
-
-def softmax(logits: Float[np.ndarray, "n k"]) -> Float[np.ndarray, "n k"]:
-    """In numpy: jax's would be compiled again for every number of images."""
-    powers = np.exp(logits - logits.max(axis=1, keepdims=True))
-    return powers / powers.sum(axis=1, keepdims=True)
 
 
 def predict(model: Predictor | Saved | str | Path, images: Images, top: int = 3) -> list[Prediction]:
