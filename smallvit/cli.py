@@ -22,7 +22,7 @@ from smallvit.common.errors import Stopped
 from smallvit.common.extras import EXTRAS, need
 from smallvit.common.text import shown
 from smallvit.common.words import did_you_mean
-from smallvit.training.config import CompareConfig, Data, Device, Folder, Int, Text, TrainConfig
+from smallvit.training.config import CompareConfig, Data, Device, Float, Folder, Int, Text, TrainConfig
 
 Run = Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN", help_behavior_hint="")]
 Paths = Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="PATH ...", help_behavior_hint="")]
@@ -151,8 +151,12 @@ def predict(
     paths: Paths,
     /,
     top: int = 3,
+    threshold: Float = None,
+    precision: Float = None,
     csv: File = None,
     json: File = None,
+    sort_into: Folder = None,
+    link: bool = False,
     device: Device = None,
 ) -> None:
     """Classify images. Files that cannot be read are reported and skipped; the exit code is then 1.
@@ -162,13 +166,18 @@ def predict(
         paths: Files, folders with everything below them, or patterns such as "photos/*.jpg"; - reads an image from
             standard input.
         top: Number of classes per image.
+        threshold: Answer "unsure" where the highest probability is below this.
+        precision: Choose the threshold: answers are right as often as this on the run's validation images.
         csv: Write CSV to this file; - is standard output, instead of the table.
         json: Write JSON to this file; - is standard output, instead of the table.
+        sort_into: Copy the images into PATH/<class>/ and PATH/unsure/; nothing is moved or overwritten.
+        link: Make links instead of copies.
         device: Kind of device to compute on.
     """
-    from smallvit.common.files import check_file, write_bytes
+    from smallvit.common.files import check_file, check_folder, write_bytes
     from smallvit.data import find_images
-    from smallvit.runs.answers import Prediction, as_csv, as_json
+    from smallvit.runs import sorting
+    from smallvit.runs.answers import UNSURE, Prediction, as_csv, as_json
     from smallvit.runs.prediction import Predictor, predict_files
 
     outputs = [(file, form) for file, form in ((csv, as_csv), (json, as_json)) if file is not None]
@@ -178,13 +187,29 @@ def predict(
         check_file(Path(file))
     if not paths:
         raise ValueError("no images given: give files, folders, patterns, or - for standard input")
+    if threshold is not None and precision is not None:
+        raise ValueError("--threshold and --precision both choose the threshold: give one of them")
+    if link and sort_into is None:
+        raise ValueError("--link needs --sort-into: give the folder to sort into")
     named = find_images([path for path in paths if path != "-"])
+    if sort_into is not None:
+        if "-" in paths:
+            raise ValueError("standard input is no file that --sort-into could copy: give files")
+        check_folder(sort_into)
+        sorted_before = sort_into.resolve()
+        named = [file for file in named if sorted_before not in file.resolve().parents]
+        if not named:
+            raise ValueError(f"all images are in {sort_into} already: give others, or another --sort-into")
     _prepare(device)
     predictor = Predictor(run)
+    if precision is not None:
+        choice = predictor.saved.choose_threshold(precision)
+        threshold = choice.threshold
+        print(f"smallvit: {choice.describe()}", file=sys.stderr)
     files = _with_standard_input(named, paths)
 
     predictions, unreadable = [], 0
-    for result in _watched(predict_files(predictor, files, top), len(files)):
+    for result in _watched(predict_files(predictor, files, top, threshold=threshold), len(files)):
         if isinstance(result, Prediction):
             predictions.append(result)
         else:
@@ -198,11 +223,20 @@ def predict(
         else:
             write_bytes(Path(file), content)
     if predictions and "-" not in (csv, json):
-        table = _table("file", *(str(i + 1) for i in range(len(predictions[0].classes))))
+        decided = threshold is not None
+        table = _table("file", *["decision"] * decided, *(str(i + 1) for i in range(len(predictions[0].classes))))
         for prediction in predictions:
             pairs = zip(prediction.classes, prediction.probabilities, strict=True)
-            table.add_row(_plain(prediction.file), *(_plain(f"{name} {p:.1%}") for name, p in pairs))
+            cells = [prediction.file, *[prediction.decision or ""] * decided, *(f"{name} {p:.1%}" for name, p in pairs)]
+            table.add_row(*map(_plain, cells))
         _screen().print(table)
+        if decided:
+            unsure = sum(each.decision == UNSURE for each in predictions)
+            print(f"{unsure:,} of {len(predictions):,} images are unsure, below {threshold:g}")
+    if sort_into is not None:
+        done = sorting.sort_into(sort_into, predictions, predictor.saved.classes, link=link)
+        what = f"{done.made:,} {'linked' if link else 'copied'}, {done.present:,} there already"
+        print(shown(f"sorted {len(predictions):,} images into {sort_into}: {what}"), file=sys.stderr)
     if unreadable:
         sys.exit(1)
 

@@ -18,7 +18,7 @@ from smallvit.data import Preprocess
 from smallvit.layers import Classifier
 from smallvit.registry import create_model
 from smallvit.runs.answers import Images, Prediction
-from smallvit.runs.calibration import UNCALIBRATED, Calibration
+from smallvit.runs.calibration import UNCALIBRATED, Calibration, Choice
 from smallvit.runs.folder import MODEL
 
 WEIGHTS, CONFIG = "model.safetensors", "config.json"
@@ -53,11 +53,15 @@ class Saved:
         """What logits are divided by, so that probabilities are right as often as they say; 1 if it was not fitted."""
         return self.calibration.temperature
 
-    def predict(self, images: Images, top: int = 3) -> list[Prediction]:
+    def predict(self, images: Images, top: int = 3, *, threshold: float | None = None) -> list[Prediction]:
         """The `top` classes of each image with their probabilities; see `smallvit.predict`."""
         from smallvit.runs.prediction import predict
 
-        return predict(self._predictor, images, top)
+        return predict(self._predictor, images, top, threshold=threshold)
+
+    def choose_threshold(self, precision: float) -> Choice:
+        """The lowest threshold at which predictions are right as often as this, by the run's validation images."""
+        return self.calibration.choose(precision)
 
     @cached_property
     def _predictor(self) -> Any:
