@@ -210,9 +210,9 @@ h2 { margin: 0 0 1rem; font-size: 1.15rem; letter-spacing: -.01em; overflow-wrap
 pre, code { font-family: ui-monospace, SFMono-Regular, Menlo, Consolas, "DejaVu Sans Mono", monospace; }
 .command { margin: 0; padding: .7rem 1rem; background: var(--code); border-radius: 8px; font-size: .85rem;
   white-space: pre-wrap; overflow-wrap: anywhere; }
-.cards { display: grid; grid-template-columns: repeat(auto-fit, minmax(130px, 1fr)); gap: .8rem; margin: 1.4rem 0; }
+.cards { display: flex; flex-wrap: wrap; gap: .8rem; margin: 1.4rem 0; }
 .cards div, section { background: var(--card); border: 1px solid var(--line); border-radius: 12px; }
-.cards div { padding: .85rem 1rem; }
+.cards div { flex: 1 1 200px; padding: .85rem 1rem; }
 .cards dt { color: var(--muted); font-size: .8rem; }
 .cards dd { margin: .1rem 0 0; font-size: 1.45rem; font-weight: 650; line-height: 1.25; overflow-wrap: anywhere;
   font-variant-numeric: tabular-nums; }

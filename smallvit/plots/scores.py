@@ -118,13 +118,14 @@ def reliability(
     columns = {"Calibration": confidence}
     if before is not None:
         columns = {"Before temperature scaling": before, "After": confidence}
-    figure = Figure(figsize=(4.8 if before is None else 8.6, 5.4))
+    figure = Figure(figsize=(4.8 if before is None else 8.8, 5.4))
     axes = figure.subplots(
         2, len(columns), squeeze=False, sharex=True, sharey="row", gridspec_kw={"height_ratios": [3.4, 1]}
     )
     for (top, bottom), (title, values) in zip(axes.T, columns.items(), strict=True):
         _reliability(top, bottom, values, correct, bins)
         top.set_title(f"{title}: ECE {100 * calibration_error(values, correct, bins):.1f} %")
+        bottom.set_xticks([0, 0.25, 0.5, 0.75, 1])  # few enough for two panels side by side
     axes[0, 0].set_ylabel("right")
     axes[1, 0].set_ylabel("images")
     handles: dict[str, Artist] = {}
