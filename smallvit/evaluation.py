@@ -18,11 +18,10 @@ from smallvit.common.files import write_bytes, write_json
 from smallvit.data import HeldOut, Split, load_held_out
 from smallvit.runs.prediction import make_predict
 from smallvit.runs.saved import Saved, from_pretrained
-from smallvit.runs.scores import Scores, per_class, score, split_logits, too_few
+from smallvit.runs.scores import WHICH, Scores, per_class, score, split_logits, too_few
 from smallvit.runs.source import own_images, source_of
 
 MISTAKES = "mistakes.csv"
-WHICH = {"test": "test", "val": "validation", "train": "labelled"}
 OPTIMISTIC = "the temperature was fitted to these validation images, so the calibration error after it is optimistic"
 
 

@@ -24,11 +24,11 @@ from smallvit.common.extras import EXTRAS, first_line, need
 from smallvit.common.files import write_bytes, write_json
 from smallvit.common.paths import by_path, nested
 from smallvit.data import held_out
-from smallvit.evaluation import WHICH
 from smallvit.exporting.compression import SEEN, measure, to_half, to_int8
 from smallvit.ops import plain_convolutions
 from smallvit.runs.prediction import make_predict
 from smallvit.runs.saved import Saved, describe, from_pretrained
+from smallvit.runs.scores import WHICH
 from smallvit.runs.source import own_data
 
 Format = Literal["safetensors", "stablehlo", "onnx"]

@@ -8,6 +8,8 @@ from jaxtyping import Bool, Float, Int, Integer
 
 from smallvit.data import Split, eval_batches
 
+WHICH = {"test": "test", "val": "validation", "train": "labelled"}  # images, in words
+
 
 def split_logits(
     predict: Callable[[np.ndarray], np.ndarray], split: Split, batch_size: int

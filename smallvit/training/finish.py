@@ -13,13 +13,13 @@ from smallvit.augment import augment_images
 from smallvit.common.files import read_json, write_json
 from smallvit.common.text import duration
 from smallvit.data import Dataset, HeldOut
-from smallvit.evaluation import OPTIMISTIC, WHICH, Evaluation, evaluate_images, root_of
+from smallvit.evaluation import OPTIMISTIC, Evaluation, evaluate_images, root_of
 from smallvit.explanation import saliency
 from smallvit.report import Link, write_report
 from smallvit.runs.calibration import UNCALIBRATED, calibrate
 from smallvit.runs.folder import CONFIG, MODEL, REPORT, RESULT
 from smallvit.runs.saved import Saved, from_pretrained, save_calibration
-from smallvit.runs.scores import with_interval
+from smallvit.runs.scores import WHICH, with_interval
 from smallvit.training.config import TrainConfig
 from smallvit.training.progress import Reporter
 
