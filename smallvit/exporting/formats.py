@@ -24,7 +24,7 @@ from smallvit.common.extras import EXTRAS, first_line, need
 from smallvit.common.files import write_bytes, write_json
 from smallvit.common.paths import by_path, nested
 from smallvit.data import held_out
-from smallvit.exporting.compression import SEEN, measure, to_half, to_int8
+from smallvit.exporting.compression import measure, to_half, to_int8
 from smallvit.ops import plain_convolutions
 from smallvit.runs.prediction import make_predict
 from smallvit.runs.saved import Saved, describe, from_pretrained
@@ -93,7 +93,7 @@ def export(
     if data is not None:
         images, whole = held_out(data, saved.classes, saved.preprocess), content
         try:
-            content = to_half(whole) if half else to_int8(whole, data.val.images[:SEEN])
+            content = to_half(whole) if half else to_int8(whole, data.val.images)
         except Exception as error:  # as in `convert`
             raise ValueError(f"{saved.spec.name} cannot be exported as {kind} ({first_line(error)})") from error
         measured = {"float32": measure(whole, images.split), "compressed": measure(content, images.split)}
