@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     )
     from smallvit.registry import create_model, list_models
     from smallvit.runs.prediction import Predictor, predict, predict_files
+    from smallvit.runs.sorting import sort_into
     from smallvit.serving.server import serve
     from smallvit.training.config import CompareConfig, TrainConfig
     from smallvit.training.keywords import compare, train
@@ -85,6 +86,7 @@ __all__ = [
     "push",
     "resample_positions",
     "serve",
+    "sort_into",
     "to_nnx",
     "train",
 ]

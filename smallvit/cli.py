@@ -23,7 +23,7 @@ from smallvit.common.errors import Stopped
 from smallvit.common.extras import EXTRAS, need
 from smallvit.common.text import shown
 from smallvit.common.words import did_you_mean
-from smallvit.training.config import CompareConfig, Data, Device, Folder, Int, Text, TrainConfig
+from smallvit.training.config import CompareConfig, Data, Device, Float, Folder, Int, Text, TrainConfig
 
 Run = Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN", help_behavior_hint="")]
 Paths = Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="PATH ...", help_behavior_hint="")]
@@ -91,17 +91,29 @@ def export(
     /,
     format: Literal["safetensors", "stablehlo", "onnx"],
     out: File = None,
+    opset: Int = None,
+    quantize: Annotated[Literal["int8"] | None, tyro.conf.arg(metavar="int8", help_behavior_hint="")] = None,
+    half: bool = False,
 ) -> None:
     """Export a trained model for other programs, checked against the original.
 
     Args:
         run: A run folder or its model/.
         format: Weights only, a program for JAX, or a program for ONNX runtimes.
-        out: File to write; by default RUN/export/model.FORMAT.
+        out: File to write; by default RUN/export/model.FORMAT, or model-int8.onnx or model-half.onnx.
+        opset: Version of the ONNX operators.
+        quantize: ONNX in 8-bit integers, calibrated on the run's validation images and scored on its test images.
+        half: ONNX in 16-bit floats, scored on the run's test images.
     """
+    from smallvit.common.files import read_json
+    from smallvit.exporting.compression import describe
     from smallvit.exporting.formats import TOLERANCE, export
 
-    path = export(run, format, out)
+    path = export(run, format, out, opset=opset, quantize=quantize, half=half)
+    if quantize or half:
+        print(shown(f"{path}; {path.name}.json describes its use"))
+        print("\n".join(describe(read_json(path.with_name(f"{path.name}.json"))["measured"])))
+        return
     size = path.stat().st_size / 2**20
     wrote = f"{path} ({size:.1f} MiB) matches the model's logits to {TOLERANCE:g}; {path.name}.json describes its use"
     print(shown(wrote))
@@ -152,8 +164,12 @@ def predict(
     paths: Paths,
     /,
     top: int = 3,
+    threshold: Float = None,
+    precision: Float = None,
     csv: File = None,
     json: File = None,
+    sort_into: Folder = None,
+    link: bool = False,
     device: Device = None,
 ) -> None:
     """Classify images. Files that cannot be read are reported and skipped; the exit code is then 1.
@@ -163,13 +179,18 @@ def predict(
         paths: Files, folders with everything below them, or patterns such as "photos/*.jpg"; - reads an image from
             standard input.
         top: Number of classes per image.
+        threshold: Answer "unsure" where the highest probability is below this.
+        precision: Choose the threshold: answers are right as often as this on the run's validation images.
         csv: Write CSV to this file; - is standard output, instead of the table.
         json: Write JSON to this file; - is standard output, instead of the table.
+        sort_into: Copy the images into PATH/<class>/ and PATH/unsure/; nothing is moved or overwritten.
+        link: Make links instead of copies.
         device: Kind of device to compute on.
     """
-    from smallvit.common.files import check_file, write_bytes
+    from smallvit.common.files import check_file, check_folder, write_bytes
     from smallvit.data import find_images
-    from smallvit.runs.answers import Prediction, as_csv, as_json
+    from smallvit.runs import sorting
+    from smallvit.runs.answers import UNSURE, Prediction, as_csv, as_json
     from smallvit.runs.prediction import Predictor, predict_files
 
     outputs = [(file, form) for file, form in ((csv, as_csv), (json, as_json)) if file is not None]
@@ -179,13 +200,29 @@ def predict(
         check_file(Path(file))
     if not paths:
         raise ValueError("no images given: give files, folders, patterns, or - for standard input")
+    if threshold is not None and precision is not None:
+        raise ValueError("--threshold and --precision both choose the threshold: give one of them")
+    if link and sort_into is None:
+        raise ValueError("--link needs --sort-into: give the folder to sort into")
     named = find_images([path for path in paths if path != "-"])
+    if sort_into is not None:
+        if "-" in paths:
+            raise ValueError("standard input is no file that --sort-into could copy: give files")
+        check_folder(sort_into)
+        sorted_before = sort_into.resolve()
+        named = [file for file in named if sorted_before not in file.resolve().parents]
+        if not named:
+            raise ValueError(f"all images are in {sort_into} already: give others, or another --sort-into")
     _prepare(device)
     predictor = Predictor(run)
+    if precision is not None:
+        choice = predictor.saved.choose_threshold(precision)
+        threshold = choice.threshold
+        print(f"smallvit: {choice.describe()}", file=sys.stderr)
     files = _with_standard_input(named, paths)
 
     predictions, unreadable = [], 0
-    for result in _watched(predict_files(predictor, files, top), len(files)):
+    for result in _watched(predict_files(predictor, files, top, threshold=threshold), len(files)):
         if isinstance(result, Prediction):
             predictions.append(result)
         else:
@@ -199,11 +236,20 @@ def predict(
         else:
             write_bytes(Path(file), content)
     if predictions and "-" not in (csv, json):
-        table = _table("file", *(str(i + 1) for i in range(len(predictions[0].classes))))
+        decided = threshold is not None
+        table = _table("file", *["decision"] * decided, *(str(i + 1) for i in range(len(predictions[0].classes))))
         for prediction in predictions:
             pairs = zip(prediction.classes, prediction.probabilities, strict=True)
-            table.add_row(_plain(prediction.file), *(_plain(f"{name} {p:.1%}") for name, p in pairs))
+            cells = [prediction.file, *[prediction.decision or ""] * decided, *(f"{name} {p:.1%}" for name, p in pairs)]
+            table.add_row(*map(_plain, cells))
         _screen().print(table)
+        if decided:
+            unsure = sum(each.decision == UNSURE for each in predictions)
+            print(f"{unsure:,} of {len(predictions):,} images are unsure, below {threshold:g}")
+    if sort_into is not None:
+        done = sorting.sort_into(sort_into, predictions, predictor.saved.classes, link=link)
+        what = f"{done.made:,} {'linked' if link else 'copied'}, {done.present:,} there already"
+        print(shown(f"sorted {len(predictions):,} images into {sort_into}: {what}"), file=sys.stderr)
     if unreadable:
         sys.exit(1)
 
@@ -217,18 +263,19 @@ def evaluate(
     batch_size: int = 256,
     device: Device = None,
 ) -> None:
-    """Score a model on labelled images: accuracy, per-class scores, confusion, calibration, speed.
+    """Score a model on labelled images: accuracy with its interval, per-class scores, mistakes, calibration, speed.
 
     Args:
         run: A run folder or its model/.
         data: As for `smallvit train`: its test images, or else its validation images, or all images of data without a
             split. By default the test images of the run's own data.
-        out: Folder for evaluation.json and the pictures; by default RUN/evaluation.
+        out: Folder for evaluation.json, mistakes.csv and the pictures; by default RUN/evaluation.
         data_dir: Folder of known data sets; missing ones are downloaded to it.
         batch_size: Images per step.
         device: Kind of device to compute on.
     """
     from smallvit.evaluation import evaluate
+    from smallvit.runs.scores import with_interval
 
     _prepare(device)
     out = out or run / "evaluation"
@@ -237,14 +284,20 @@ def evaluate(
     screen, scores = _screen(), evaluation.scores
     which = {"test": "test images", "val": "validation images", "train": "images (the data has no split)"}
     images = f"{evaluation.model} on {len(evaluation.split):,} {which[evaluation.part]} of {evaluation.data}"
-    for line in (*evaluation.notes, images):
-        screen.print(_plain(line))
+    for line in (*evaluation.notes, images, evaluation.warning):
+        if line is not None:
+            screen.print(_plain(line))
     table = Table(box=None, show_header=False, pad_edge=False)
-    table.add_row("top-1", f"{scores.top1:.2f} %")
+    table.add_row("top-1", with_interval(scores.top1, scores.interval))
     if len(evaluation.classes) > 5:
         table.add_row("top-5", f"{scores.top5:.2f} %")
-    table.add_row("loss", f"{scores.loss:.3f}")
-    table.add_row("calibration error", f"{scores.ece:.2f} %")
+    loss, calibration = f"{scores.loss:.3f}", f"{scores.ece:.2f} %"
+    if evaluation.temperature != 1:
+        before = evaluation.uncalibrated
+        loss += f", {before.loss:.3f} before temperature scaling"
+        calibration += f", {before.ece:.2f} % before (temperature {evaluation.temperature:.3g})"
+    table.add_row("loss", loss)
+    table.add_row("calibration error", calibration)
     speed = f"{evaluation.images_per_second:,.0f} images/s, batch size {evaluation.batch_size}, {evaluation.device}"
     table.add_row("speed", speed)
     screen.print(table)
@@ -259,7 +312,8 @@ def evaluate(
     if (others := len(evaluation.classes) - MAX_CLASSES) > 0:
         screen.print(_plain(f"and {others} more in {out / 'evaluation.json'}"), style="dim")
     screen.print()
-    screen.print(_plain(f"Wrote evaluation.json, confusion.png, reliability.png and worst-mistakes.png to {out}"))
+    wrote = "evaluation.json, mistakes.csv, confusion.png, reliability.png and worst-mistakes.png"
+    screen.print(_plain(f"Wrote {wrote} to {out}"))
 
 
 def explain(

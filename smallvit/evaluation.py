@@ -1,19 +1,36 @@
 """Scores of a trained model on labelled images."""
 
+import csv
+import io
 import time
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
+import numpy as np
+from jaxtyping import Float
 
 from smallvit import plots
-from smallvit.common.files import write_json
+from smallvit.common.files import write_bytes, write_json
 from smallvit.data import HeldOut, Split, load_held_out
 from smallvit.runs.prediction import make_predict
 from smallvit.runs.saved import Saved, from_pretrained
-from smallvit.runs.scores import Scores, per_class, score_split
+from smallvit.runs.scores import WHICH, Scores, per_class, score, split_logits, too_few
 from smallvit.runs.source import own_images, source_of
+
+MISTAKES = "mistakes.csv"
+OPTIMISTIC = "the temperature was fitted to these validation images, so the calibration error after it is optimistic"
+
+
+class Mistake(NamedTuple):
+    file: str  # its path, or the name of an image that is no file
+    true_class: str
+    predicted_class: str
+    probability: float  # of the predicted class
+    is_file: bool
 
 
 @dataclass(frozen=True)
@@ -23,11 +40,40 @@ class Evaluation:
     part: str  # test or val; or train: all images of data without a split
     classes: tuple[str, ...]
     split: Split
-    scores: Scores
+    logits: Float[np.ndarray, "n k"]
+    temperature: float  # that the scores, but not the logits, are computed with
     images_per_second: float
     batch_size: int
     device: str
     notes: tuple[str, ...]
+    root: Path | None = None  # what the names of the images are below, if they are files
+
+    @cached_property
+    def scores(self) -> Scores:
+        return score(self.logits / np.float32(self.temperature), self.split.labels)
+
+    @cached_property
+    def uncalibrated(self) -> Scores:
+        """The scores of the logits as they are, before temperature scaling."""
+        return score(self.logits, self.split.labels) if self.temperature != 1 else self.scores
+
+    @property
+    def warning(self) -> str | None:
+        """That there are too few images to know the accuracy, if so."""
+        return too_few(self.scores, WHICH[self.part])
+
+    @property
+    def mistakes(self) -> list[Mistake]:
+        """The misclassified images, most confident first."""
+        true, predicted, confidence = self.split.labels, *self._answers
+        found = []
+        for i in map(int, plots.worst_mistakes(true, predicted, confidence, most=None)):
+            path = None if self.root is None else self.root / self.split.names[i]
+            is_file = path is not None and path.is_file()
+            file = str(path) if is_file else self.split.names[i]
+            classes = self.classes[true[i]], self.classes[predicted[i]]
+            found.append(Mistake(file, *classes, float(confidence[i]), is_file))
+        return found
 
     @property
     def per_class(self) -> list[dict[str, str | int | float | None]]:
@@ -42,34 +88,57 @@ class Evaluation:
             "part": self.part,
             "images": len(self.split),
             "top1": round(scores.top1, 3),
+            "top1_interval": [round(bound, 3) for bound in scores.interval],
             "top5": round(scores.top5, 3),
             "loss": round(scores.loss, 5),
             "ece": round(scores.ece, 3),
+            "temperature": self.temperature,
+            "uncalibrated": {"loss": round(self.uncalibrated.loss, 5), "ece": round(self.uncalibrated.ece, 3)},
             "images_per_second": round(self.images_per_second, 1),
             "batch_size": self.batch_size,
             "device": self.device,
             "per_class": self.per_class,
             "classes": list(self.classes),
             "confusion": scores.confusion.tolist(),
-            "notes": list(self.notes),
+            "notes": [*self.notes, *([self.warning] if self.warning else [])],
         }
 
+    @property
+    def _answers(self) -> tuple[np.ndarray, np.ndarray]:
+        return self.logits.argmax(axis=1), self.scores.probabilities.max(axis=1)
+
     def save(self, folder: Path) -> None:
-        """Writes three pictures and, last, evaluation.json."""
+        """Writes three pictures, mistakes.csv and, last, evaluation.json."""
         self.draw(folder)
         write_json(folder / "evaluation.json", self.to_json())
 
     def draw(self, folder: Path) -> None:
-        probabilities = self.scores.probabilities
-        predicted, confidence = probabilities.argmax(axis=1), probabilities.max(axis=1)
-        true = self.split.labels
+        """Writes the pictures and mistakes.csv."""
+        true, predicted, confidence = self.split.labels, *self._answers
+        before = self.uncalibrated.probabilities.max(axis=1) if self.temperature != 1 else None
         plots.save(plots.confusion(self.scores.confusion, self.classes), folder / "confusion.png")
-        plots.save(plots.reliability(confidence, predicted == true), folder / "reliability.png")
+        plots.save(plots.reliability(confidence, predicted == true, before=before), folder / "reliability.png")
         wrong = plots.worst_mistakes(true, predicted, confidence)
         figure = plots.mistakes(
-            self.split.images[wrong], true[wrong], predicted[wrong], confidence[wrong], self.classes
+            self.split.images[wrong],
+            true[wrong],
+            predicted[wrong],
+            confidence[wrong],
+            self.classes,
+            [self.split.names[int(i)] for i in wrong],
         )
         plots.save(figure, folder / "worst-mistakes.png")
+        write_bytes(folder / MISTAKES, as_csv(self.mistakes).encode(errors="surrogateescape"))
+
+
+def as_csv(mistakes: Sequence[Mistake]) -> str:
+    """One line per mistake: file, true_class, predicted_class, probability."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(Mistake._fields[:4])
+    for each in mistakes:
+        writer.writerow([*each[:3], f"{each.probability:.6f}"])
+    return text.getvalue()
 
 
 def evaluate(
@@ -86,7 +155,7 @@ def evaluate(
         run: A run folder or its model/.
         data: Anything that `load_data` takes: its test images, or else its validation images, or all images of a
             folder or file without a split. Class names must be the model's, in any order.
-        out: Folder to write evaluation.json and the pictures to.
+        out: Folder to write evaluation.json, mistakes.csv and the pictures to.
         data_dir: Folder of known data sets.
         batch_size: Images per step; the scores do not depend on it.
     """
@@ -94,23 +163,25 @@ def evaluate(
         raise ValueError(f"batch_size={batch_size} must be at least 1")
     saved, source = from_pretrained(run), source_of(run)
     if data is None or (source is not None and source.is_same(data)):
-        images = own_images(run, saved)
+        images, data = own_images(run, saved), source and source.data
+        if images.part == "val" and saved.temperature != 1:
+            images = replace(images, notes=(*images.notes, OPTIMISTIC))
     else:
         images = load_held_out(data, saved.classes, saved.preprocess, data_dir=data_dir)
-    evaluation = evaluate_images(saved, images, batch_size)
+    evaluation = evaluate_images(saved, images, batch_size, root=root_of(data))
     if out is not None:
         evaluation.save(Path(out))
     return evaluation
 
 
-def evaluate_images(saved: Saved, images: HeldOut, batch_size: int = 256) -> Evaluation:
-    """Scores a model on images that are already loaded."""
+def evaluate_images(saved: Saved, images: HeldOut, batch_size: int = 256, *, root: Path | None = None) -> Evaluation:
+    """Scores a model on images that are already loaded; `root` is what their names are below, if they are files."""
     batch_size = min(batch_size, len(images.split))
     predict = jax.jit(make_predict(saved.model, saved.preprocess))
     variables = jax.device_put(saved.variables)
     predict(variables, images.split.images[:batch_size]).block_until_ready()  # do not time the compilation
     begun = time.monotonic()
-    scores = score_split(lambda batch: predict(variables, batch), images.split, batch_size)
+    logits = split_logits(lambda batch: predict(variables, batch), images.split, batch_size)
     seconds = time.monotonic() - begun
     return Evaluation(
         saved.spec.name,
@@ -118,9 +189,19 @@ def evaluate_images(saved: Saved, images: HeldOut, batch_size: int = 256) -> Eva
         images.part,
         saved.classes,
         images.split,
-        scores,
+        logits,
+        saved.temperature,
         len(images.split) / seconds,
         batch_size,
         jax.devices()[0].device_kind,
         images.notes,
+        root,
     )
+
+
+def root_of(data: str | Path | None) -> Path | None:
+    """What the names of a source's images are below, if they are files; None is the set in the package."""
+    if data is None:
+        return None
+    path = Path(data).expanduser()
+    return path if path.is_dir() else path.parent

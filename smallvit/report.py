@@ -4,11 +4,19 @@ import base64
 import html
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from smallvit.common.files import write_bytes
 from smallvit.common.text import shown
 
-Row = Mapping[str, str | int | float | None]
+
+class Link(NamedTuple):
+    text: str
+    address: str
+
+
+Value = str | int | float | Link | None
+Row = Mapping[str, Value]
 
 # In the order of the page: figure, heading, caption. Other figures follow under their own names.
 FIGURES = {
@@ -20,7 +28,7 @@ FIGURES = {
     "mistakes": (
         "The worst mistakes",
         "The most confident wrong predictions, in red, above the true label. "
-        "Some images may be mislabelled: check these first.",
+        "Some images may be mislabelled: check these first. mistakes.csv has them all.",
     ),
     "attention": (
         "What the model looks at",
@@ -39,18 +47,20 @@ def write_report(
     folder: Path,
     *,
     title: str,
-    summary: Mapping[str, str],
+    summary: Mapping[str, str | tuple[str, str]],
     command: str = "",
     history: Sequence[Row] = (),
     figures: Mapping[str, Path] | None = None,
     classes: Sequence[Row] = (),
+    mistakes: Sequence[Row] = (),
     tables: Mapping[str, Sequence[Row]] | None = None,
     details: Mapping[str, Row] | None = None,
     notes: Sequence[str] = (),
 ) -> Path:
     """Writes report.html into the folder and returns its path.
 
-    `summary` becomes the cards at the top, `classes` the table of `per_class`, `details` the collapsed sections at the
+    `summary` becomes the cards at the top, with a value or a value and a line below it; `classes` is the table of
+    `per_class`, `mistakes` the list below the pictures of the worst ones; `details` are the collapsed sections at the
     end, such as {"Configuration": {...}, "Versions": {...}}. Figures are PNG files with paths that are absolute or
     relative to the folder.
     """
@@ -58,7 +68,8 @@ def write_report(
     known = [name for name in FIGURES if name in figures]
     sections = []
     for name in [*known, *(name for name in figures if name not in FIGURES)]:
-        sections.append(_figure(name, folder / figures[name]))
+        below = _fold("As a list", _table(mistakes)) if mistakes and name == "mistakes" else ""
+        sections.append(_figure(name, folder / figures[name], below))
         if name == "confusion":
             sections.append(_classes(classes))
     if "confusion" not in figures:
@@ -106,8 +117,13 @@ def _command(command: str) -> str:
     return f"<pre class='command'><code>{escape(command)}</code></pre>" if command else ""
 
 
-def _cards(summary: Mapping[str, str]) -> str:
-    cards = (f"<div><dt>{escape(name)}</dt><dd>{escape(value)}</dd></div>" for name, value in summary.items())
+def _cards(summary: Mapping[str, str | tuple[str, str]]) -> str:
+    def card(name: str, value: str | tuple[str, str]) -> str:
+        number, below = (value, "") if isinstance(value, str) else value
+        small = f"<small>{escape(below)}</small>" if below else ""
+        return f"<div><dt>{escape(name)}</dt><dd>{escape(number)}{small}</dd></div>"
+
+    cards = (card(name, value) for name, value in summary.items())
     return f"<dl class='cards'>{''.join(cards)}</dl>" if summary else ""
 
 
@@ -116,14 +132,14 @@ def _notes(notes: Sequence[str]) -> str:
     return f"<ul class='notes'>{items}</ul>" if notes else ""
 
 
-def _figure(name: str, path: Path) -> str:
+def _figure(name: str, path: Path, more: str = "") -> str:
     if not path.is_file():
         raise ValueError(f"the figure {str(path)!r} does not exist: save it before the report, or leave it out")
     heading, caption = FIGURES.get(name, (name, ""))
     data = base64.b64encode(path.read_bytes()).decode()
     image = f"<img src='data:image/png;base64,{data}' alt='{escape(heading)}'>"
     below = f"<figcaption>{escape(caption)}</figcaption>" if caption else ""
-    return _section(heading, f"<figure>{image}{below}</figure>")
+    return _section(heading, f"<figure>{image}{below}</figure>{more}")
 
 
 def _classes(rows: Sequence[Row]) -> str:
@@ -133,9 +149,11 @@ def _classes(rows: Sequence[Row]) -> str:
 def _table(rows: Sequence[Row], *, fold: bool = True) -> str:
     columns = list(dict.fromkeys(name for row in rows for name in row))
     shares = {"recall", "precision"}
-    numeric = {name for name in columns if not any(isinstance(row.get(name), str) for row in rows)} - shares
+    numeric = {name for name in columns if not any(isinstance(row.get(name), str | Link) for row in rows)} - shares
 
-    def cell(name: str, value: str | int | float | None) -> str:
+    def cell(name: str, value: Value) -> str:
+        if isinstance(value, Link):
+            return f"<td><a href='{escape(value.address)}'>{escape(value.text)}</a></td>"
         if name in shares and isinstance(value, float):
             return f"<td class='share' style='--share:{value:.1%}'>{value:.1%}</td>"
         return f"<td{' class=number' if name in numeric else ''}>{escape(_text(value))}</td>"
@@ -192,12 +210,13 @@ h2 { margin: 0 0 1rem; font-size: 1.15rem; letter-spacing: -.01em; overflow-wrap
 pre, code { font-family: ui-monospace, SFMono-Regular, Menlo, Consolas, "DejaVu Sans Mono", monospace; }
 .command { margin: 0; padding: .7rem 1rem; background: var(--code); border-radius: 8px; font-size: .85rem;
   white-space: pre-wrap; overflow-wrap: anywhere; }
-.cards { display: grid; grid-template-columns: repeat(auto-fit, minmax(130px, 1fr)); gap: .8rem; margin: 1.4rem 0; }
+.cards { display: flex; flex-wrap: wrap; gap: .8rem; margin: 1.4rem 0; }
 .cards div, section { background: var(--card); border: 1px solid var(--line); border-radius: 12px; }
-.cards div { padding: .85rem 1rem; }
+.cards div { flex: 1 1 200px; padding: .85rem 1rem; }
 .cards dt { color: var(--muted); font-size: .8rem; }
 .cards dd { margin: .1rem 0 0; font-size: 1.45rem; font-weight: 650; line-height: 1.25; overflow-wrap: anywhere;
   font-variant-numeric: tabular-nums; }
+.cards small { display: block; color: var(--muted); font-size: .78rem; font-weight: 400; }
 .cards div:first-child { border-color: var(--blue); }
 .cards div:first-child dd { color: var(--blue); }
 .notes { margin: 0 0 1.4rem; padding: 0 0 0 1.1rem; color: var(--muted); font-size: .92rem; overflow-wrap: anywhere; }
@@ -206,6 +225,7 @@ figure { margin: 0; }
 img { display: block; max-width: 100%; height: auto; margin: 0 auto; padding: .4rem; background: #fff;
   border-radius: 8px; }
 figcaption { margin-top: .8rem; color: var(--muted); font-size: .88rem; }
+a { color: var(--blue); }
 .scroll { overflow-x: auto; }
 table { width: 100%; border-collapse: collapse; font-size: .9rem; font-variant-numeric: tabular-nums; }
 th, td { padding: .38rem .7rem; border-bottom: 1px solid var(--line); text-align: left; vertical-align: top; }
@@ -215,6 +235,7 @@ th.number, td.number { text-align: right; }
 td.share { background: linear-gradient(90deg, var(--bar) var(--share), transparent var(--share)) no-repeat 0 50% /
   100% 78%; min-width: 5.5rem; }
 .pairs th { width: 1%; padding-right: 2rem; }
+figure + details { margin-top: .8rem; }
 details { border-top: 1px solid var(--line); padding: .6rem 0; }
 section > details:first-of-type { border-top: 0; padding-top: 0; }
 section > details:last-of-type { padding-bottom: 0; }

@@ -54,22 +54,21 @@ def test_from_training_to_the_browser(env: dict[str, str], tmp_path: Path, reque
         assert name in line
     assert sorted(path.name for path in (run / "explanations").iterdir()) == ["one-explained.png", "two-explained.png"]
 
-    def agree(logits: np.ndarray, classes: list[str]) -> None:
-        probabilities = np.asarray(jax.nn.softmax(logits, axis=-1))
-        expected = [[each[name] for name in classes] for each in answers]
+    def agree(logits: np.ndarray, facts: dict) -> None:
+        assert facts["temperature"] != 1
+        probabilities = np.asarray(jax.nn.softmax(logits / np.float32(facts["temperature"]), axis=-1))
+        expected = [[each[name] for name in facts["classes"]] for each in answers]
         np.testing.assert_allclose(probabilities, expected, atol=1e-5)
 
     typed(env, "export", run, "--format", "stablehlo")
     facts = json.loads((run / "export/model.stablehlo.json").read_text())
     program = jax.export.deserialize(bytearray((run / "export/model.stablehlo").read_bytes()))
-    agree(program.call(pixels), facts["classes"])
+    agree(program.call(pixels), facts)
     if all(find_spec(package) for package in ("jax2onnx", "onnx", "onnxruntime")):
         import onnxruntime  # pyright: ignore[reportMissingImports]
 
         typed(env, "export", run, "--format", "onnx")
-        agree(
-            onnxruntime.InferenceSession(run / "export/model.onnx").run(None, {"images": pixels})[0], facts["classes"]
-        )
+        agree(onnxruntime.InferenceSession(run / "export/model.onnx").run(None, {"images": pixels})[0], facts)
     else:
         refused = typed(env, "export", run, "--format", "onnx", code=2)
         assert refused.stderr.startswith("smallvit: export to onnx needs ")

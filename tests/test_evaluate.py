@@ -1,6 +1,8 @@
 """A trained model on its own test images and on others."""
 
+import csv
 import json
+import os
 import shutil
 import sys
 from pathlib import Path
@@ -14,8 +16,10 @@ from PIL import Image
 from smallvit import cli
 from smallvit.data import Preprocess
 from smallvit.evaluation import evaluate
+from smallvit.runs.calibration import Calibration
 from smallvit.runs.prediction import Predictor
-from smallvit.runs.saved import Spec, from_pretrained, save_model
+from smallvit.runs.saved import Spec, from_pretrained, save_calibration, save_model
+from smallvit.runs.scores import softmax
 
 SPEC = Spec("sl_vit_tiny_data", 3, (12, 12), dict(dim=16, depth=1, heads=2, mlp_dim=16, patch_size=4))
 CLASSES = ("red", "green", "blue")  # not in the order of the folders
@@ -89,6 +93,52 @@ def test_broken_images_are_left_out(model: Path, photos: Path, tmp_path: Path):
     assert json.loads(json.dumps(found.to_json(), allow_nan=False))["per_class"][1]["recall"] is None
 
 
+def test_a_temperature_changes_probabilities_but_no_answers(model: Path, photos: Path, tmp_path: Path):
+    warm = tmp_path / "warm"
+    shutil.copytree(model, warm)
+    save_calibration(warm, Calibration(2.0, 60, ((0.0, 60, 30),)))
+    before, after = evaluate(model, photos), evaluate(warm, photos)
+    assert (before.temperature, after.temperature) == (1, 2)
+    np.testing.assert_array_equal(before.scores.confusion, after.scores.confusion)
+    np.testing.assert_allclose(before.scores.loss, after.uncalibrated.loss, rtol=1e-6)
+    assert before.scores.probabilities.max() > after.scores.probabilities.max()
+    stored = after.to_json()
+    assert stored["uncalibrated"] == {key: before.to_json()[key] for key in ("loss", "ece")}
+    assert stored["ece"] != stored["uncalibrated"]["ece"]
+
+    images = np.stack([Predictor(model).decode(file) for file in sorted((photos / "red").iterdir())[:3]])
+    logits = np.log(Predictor(model)(images))
+    np.testing.assert_allclose(Predictor(warm)(images), softmax(logits / 2), atol=1e-5)
+
+
+def test_mistakes_are_listed_with_their_files(model: Path, photos: Path, tmp_path: Path):
+    shutil.copytree(photos, tmp_path / "photos")
+    name = os.fsdecode(b'caf\xe9, "x"\n.png')
+    os.rename(tmp_path / "photos/red/0.png", tmp_path / "photos/red" / name)
+    found = evaluate(model, tmp_path / "photos", out=tmp_path / "out")
+    with (tmp_path / "out/mistakes.csv").open(errors="surrogateescape", newline="") as file:
+        rows = list(csv.DictReader(file))
+    predictor, wrong = Predictor(model), {}
+    for file in (tmp_path / "photos").rglob("*.png"):
+        (row,) = predictor(predictor.decode(file)[None])
+        if CLASSES[row.argmax()] != file.parent.name:
+            wrong[str(file)] = (file.parent.name, CLASSES[row.argmax()])
+    assert 0 < len(wrong) == len(found.mistakes)
+    assert {row["file"]: (row["true_class"], row["predicted_class"]) for row in rows} == wrong
+    probabilities = [float(row["probability"]) for row in rows]
+    assert probabilities == sorted(probabilities, reverse=True)
+    assert all(each.is_file for each in found.mistakes)
+
+
+def test_images_without_files_keep_their_names(model: Path, tmp_path: Path):
+    images = np.random.default_rng(0).integers(0, 256, (6, 12, 12, 3)).astype(np.uint8)
+    np.savez(tmp_path / "a.npz", images=images, labels=[0, 1, 0, 1, 1, 1], classes=np.array(["blue", "red"]))
+    mistakes = evaluate(model, tmp_path / "a.npz").mistakes
+    assert mistakes
+    assert not any(each.is_file for each in mistakes)
+    assert all(each.file.startswith("train[") for each in mistakes)
+
+
 @pytest.mark.xdist_group("train_run")
 def test_a_run_on_its_own_test_images(reference: Path, photos: Path, tmp_path: Path, monkeypatch, capfd):
     folder = tmp_path / "run"
@@ -96,7 +146,8 @@ def test_a_run_on_its_own_test_images(reference: Path, photos: Path, tmp_path: P
     result = json.loads((folder / "result.json").read_text())
     assert run(monkeypatch, folder) == 0
     stored = json.loads((folder / "evaluation/evaluation.json").read_text())
-    assert (stored["top1"], stored["loss"]) == (result["test_top1"], result["test_loss"])
+    assert (stored["top1"], stored["top1_interval"]) == (result["test_top1"], result["test_interval"])
+    assert stored["uncalibrated"]["loss"] == result["test_loss"]
     assert (stored["part"], stored["images"], stored["top5"]) == ("test", 6, 100)
     assert stored["images_per_second"] > 0
     assert [sum(row) for row in stored["confusion"]] == [2, 2, 2]
@@ -107,6 +158,9 @@ def test_a_run_on_its_own_test_images(reference: Path, photos: Path, tmp_path: P
     printed = capfd.readouterr().out
     assert f"{result['test_top1']:.2f} %" in printed
     assert "top-5" not in printed  # of three classes
+    low, high = result["test_interval"]
+    assert f"(95 % interval {low:.1f} to {high:.1f})" in printed
+    assert f"warning: only 6 test images: the true accuracy is somewhere between {low:.0f} and {high:.0f} %" in printed
 
     # The folder that it was trained on, named: not the images that it has seen.
     found = evaluate(folder / "model", photos)

@@ -13,9 +13,10 @@ from safetensors import safe_open
 import smallvit
 from smallvit import cli
 from smallvit.data import Preprocess
-from smallvit.exporting import formats
+from smallvit.exporting import compression, formats
 from smallvit.runs.prediction import Predictor
 from smallvit.runs.saved import Saved, Spec, save_model
+from smallvit.runs.scores import softmax
 from tests.cases import CASES, Case
 from tests.runs import required
 
@@ -65,6 +66,7 @@ def test_a_stablehlo_file_predicts_alone(folder: Path, tmp_path: Path):
     assert program.platforms == ("cpu", "cuda", "tpu")
     probabilities = jax.nn.softmax(program.call(images()), axis=-1)
     np.testing.assert_allclose(probabilities, Predictor(folder)(images()), atol=1e-5)
+    assert "temperature" not in json.loads((tmp_path / "out" / "m.stablehlo.json").read_text())  # it has none
     facts = json.loads((tmp_path / "out" / "m.stablehlo.json").read_text())
     assert facts["classes"] == ["a", "b", "c"]
     assert Preprocess.from_json(facts["preprocess"]) == PREPROCESS
@@ -122,7 +124,60 @@ def test_what_a_converter_cannot_do_is_one_line(folder: Path, tmp_path: Path, mo
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize("opset", [18, 21])
+def test_an_onnx_file_of_another_opset(opset: int, folder: Path, tmp_path: Path):
+    required("jax2onnx")
+    onnx, onnxruntime = required("onnx"), required("onnxruntime")
+    path = smallvit.export(folder, "onnx", tmp_path / "m.onnx", opset=opset)
+    assert [each.version for each in onnx.load(path).opset_import if each.domain == ""] == [opset]
+    (logits,) = onnxruntime.InferenceSession(path).run(None, {"images": images()})
+    np.testing.assert_allclose(jax.nn.softmax(logits, axis=-1), Predictor(folder)(images()), atol=1e-5)
+
+
+@pytest.mark.xdist_group("train_run")
+@pytest.mark.parametrize("option", [{"quantize": "int8"}, {"half": True}])
+def test_a_compressed_onnx_file(option: dict, reference: Path, photos: Path, tmp_path: Path):
+    required("jax2onnx")
+    onnx, onnxruntime = required("onnx"), required("onnxruntime")
+    path = smallvit.export(reference, "onnx", tmp_path / "m.onnx", **option)
+    weights = {each.data_type for each in onnx.load(path).graph.initializer if np.prod(each.dims) > 100}
+    kinds = onnx.TensorProto
+    assert (kinds.INT8 if "quantize" in option else kinds.FLOAT16) in weights
+    stored = json.loads((tmp_path / "m.onnx.json").read_text())
+    assert stored["compression"] == ("int8" if "quantize" in option else "half")
+    measured = stored["measured"]
+    assert (measured["part"], measured["images"]) == ("test", 6)
+    assert measured["float32"]["top1"] == json.loads((reference / "result.json").read_text())["test_top1"]
+    assert measured["compressed"]["bytes"] == path.stat().st_size
+    session = onnxruntime.InferenceSession(path)
+    assert json.loads(session.get_modelmeta().custom_metadata_map["classes"]) == stored["classes"]
+    predictor = Predictor(reference)
+    seen = np.stack([predictor.decode(file) for file in sorted(photos.rglob("*.png"))])
+    (logits,) = session.run(["logits"], {"images": seen})
+    assert logits.dtype == np.float32
+    np.testing.assert_allclose(softmax(logits / np.float32(stored["temperature"])), predictor(seen), atol=0.05)
+
+
+def test_what_compression_costs_is_said():
+    before = {"top1": 80.0, "images_per_second": 100.0, "bytes": 2**20}
+    after = {"top1": 70.0, "images_per_second": 50.0, "bytes": 2**18}
+    lines = compression.describe({"part": "test", "images": 50, "float32": before, "compressed": after})
+    assert lines[0] == "accuracy 80.00 -> 70.00 % on 50 test images"
+    assert lines[3].startswith("warning: this costs 10.0 points of accuracy")
+    assert lines[4].startswith("it is not faster on this machine")
+    assert len(compression.describe({"part": "test", "images": 50, "float32": after, "compressed": before})) == 3
+
+
 MISTAKES: dict[str, tuple[list[str], str]] = {
+    "opset of another format": (
+        ["{model}", "--format", "stablehlo", "--opset", "18"],
+        "opset, quantize and half are for onnx",
+    ),
+    "both": (["{model}", "--format", "onnx", "--half", "--quantize", "int8"], "quantize and half exclude each other"),
+    "no images to calibrate on": (
+        ["{model}", "--format", "onnx", "--quantize", "int8"],
+        "int8 is measured on the run's own data, which is missing: leave it out",
+    ),
     "no folder": (["{tmp}/none", "--format", "onnx"], "{tmp}/none: there is no such folder"),
     "a folder without a model": (["{tmp}", "--format", "stablehlo"], "{tmp} holds no model"),
     "ending": (

@@ -61,6 +61,9 @@ def test_training_says_nothing_harmful_and_writes_everything(run: tuple[Path, by
     for harmful in ("\x1b", "\u202e", "<b>"):
         assert harmful not in page
     assert "\u05e9\u05dc\u05d5\u05dd" in page
+    mistakes = (folder / "mistakes.csv").read_bytes()
+    assert b"/d\xe4ta/" in mistakes
+    assert "%1B%5B2J" in page  # links to the files
     for picture in ("confusion.png", "worst-mistakes.png", "attention.png"):
         with Image.open(folder / picture) as image:
             image.load()

@@ -90,6 +90,21 @@ def test_mistakes_are_limited(tmp_path):
     assert sum(bool(axes.get_images()) for axes in figure.axes) == 24
 
 
+def test_mistakes_have_the_names_of_their_files():
+    true, predicted = np.array([0, 0]), np.array([1, 1])
+    names = ["photos/cat/" + "x" * 40 + "-0815.jpg", os.fsdecode(b"caf\xe9.png")]
+    text = words(plots.mistakes(images(2), true, predicted, np.array([0.9, 0.8]), ["cat", "dog"], names))
+    assert "x" * 11 + "…" + "xxx-0815.jpg" in text
+    assert "caf\ufffd.png" in text
+
+
+def test_calibration_before_and_after():
+    correct = RNG.random(200) < 0.7
+    text = words(plots.reliability(np.full(200, 0.7), correct, before=np.full(200, 0.99)))
+    assert "Before temperature scaling: ECE" in text
+    assert "After: ECE" in text
+
+
 def test_no_mistakes_is_said():
     label = np.zeros(5, int)
     assert "No mistakes: all 5 images" in words(plots.mistakes(images(5), label, label, RNG.random(5), ["a"]))

@@ -1,9 +1,11 @@
 """Prediction with a saved model."""
 
 import csv
+import errno
 import io
 import json
 import os
+import shutil
 import sys
 from pathlib import Path
 
@@ -13,11 +15,13 @@ import numpy as np
 import pytest
 from PIL import Image
 
+import smallvit
 from smallvit import cli
 from smallvit.data import Preprocess, find_images
-from smallvit.runs.answers import Unreadable, as_csv
+from smallvit.runs.answers import Prediction, Unreadable, as_csv
+from smallvit.runs.calibration import Calibration
 from smallvit.runs.prediction import Predictor, predict_files
-from smallvit.runs.saved import Spec, save_model
+from smallvit.runs.saved import Spec, save_calibration, save_model
 
 SPEC = Spec("sl_vit_tiny_data", 3, (8, 12), dict(dim=16, depth=1, heads=2, mlp_dim=16, patch_size=4))
 PREPROCESS = Preprocess((8, 12), 3, "crop", (0.5, 0.4, 0.3), (0.2, 0.2, 0.2))
@@ -143,7 +147,114 @@ def test_names_of_files_may_be_any_bytes(folder: Path, pictures: Path, tmp_path:
     assert os.fsencode(as_csv([prediction]).splitlines()[1]).startswith(os.fsencode(pictures / name))
 
 
+@pytest.fixture(scope="module")
+def calibrated(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same model, with scores of 1,000 validation images; all that it is sure of is right."""
+    copy = tmp_path_factory.mktemp("calibrated") / "model"
+    shutil.copytree(folder, copy)
+    save_calibration(copy, Calibration(1.5, 1000, ((0.0, 1000, 500), (0.4, 500, 490), (0.99, 10, 10))))
+    return copy
+
+
+def test_below_the_threshold_it_is_unsure(calibrated: Path, pictures: Path):
+    model = smallvit.load(calibrated)
+    files = [pictures / name for name in ("2.png", "10.png", "deep/3.jpg", "deep/er/4.png")]
+    plain = model.predict(files)
+    assert [each.decision for each in plain] == [None] * 4
+    middle = float(np.median([each.probabilities[0] for each in plain]))
+    decided = model.predict(files, threshold=middle)
+    assert {each.decision == "unsure" for each in decided} == {True, False}
+    for before, after in zip(plain, decided, strict=True):
+        assert (before.classes, before.probabilities) == (after.classes, after.probabilities)
+        assert after.decision == (after.classes[0] if after.probabilities[0] >= middle else "unsure")
+    images = np.stack([Predictor(model).decode(file) for file in files])
+    assert [each.decision for each in model.predict(images, threshold=middle)] == [each.decision for each in decided]
+    with pytest.raises(ValueError, match="must be between 0 and 1"):
+        model.predict(files, threshold=90.0)
+
+
+def test_decisions_in_table_csv_and_json(calibrated: Path, pictures: Path, tmp_path: Path, monkeypatch, capfd):
+    out = {kind: tmp_path / f"predictions.{kind}" for kind in ("csv", "json")}
+    args = [calibrated, pictures / "deep", "--csv", out["csv"], "--json", out["json"], "--precision", 0.95]
+    assert run(monkeypatch, tmp_path, *args) == 0
+    printed = capfd.readouterr()
+    assert printed.err.startswith("smallvit: threshold 0.4: 500 of 1,000 validation images stay, 98.0% of them right")
+    assert printed.out.split()[:2] == ["file", "decision"]
+    assert printed.out.splitlines()[-1].endswith("of 2 images are unsure, below 0.4")
+    with out["csv"].open() as file:
+        rows = list(csv.DictReader(file))
+    for row, stored in zip(rows, json.loads(out["json"].read_text()), strict=True):
+        assert row["decision"] == stored["decision"]
+        assert row["decision"] == (row["class"] if float(row["probability"]) >= 0.4 else "unsure")
+
+
+def decided(file: Path, name: str) -> Prediction:
+    return Prediction(str(file), ("a",), (0.5,), name)
+
+
+def tree(folder: Path) -> dict[str, bytes]:
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.mark.parametrize("link", [False, True])
+def test_files_are_sorted_once_and_never_overwritten(link: bool, tmp_path: Path):
+    classes = ("T-shirt/top", "t-shirt_top", "..")
+    for name in ("one/x.jpg", "two/x.jpg", "three/x.jpg"):
+        (tmp_path / name).parent.mkdir()
+        (tmp_path / name).write_bytes(name.encode())
+    one, two, three = (tmp_path / name / "x.jpg" for name in ("one", "two", "three"))
+    answers = [decided(one, "T-shirt/top"), decided(two, "T-shirt/top"), decided(three, "unsure")]
+    answers += [decided(one, "t-shirt_top"), decided(two, "..")]
+    out = tmp_path / "out"
+    assert smallvit.sort_into(out, answers, classes, link=link) == (5, 0)
+    expected = {
+        "T-shirt_top/x.jpg": b"one/x.jpg",
+        "T-shirt_top/x-2.jpg": b"two/x.jpg",
+        "t-shirt_top-2/x.jpg": b"one/x.jpg",
+        "_/x.jpg": b"two/x.jpg",
+        "unsure/x.jpg": b"three/x.jpg",
+    }
+    assert tree(out) == expected
+    assert os.path.samefile(out / "T-shirt_top/x.jpg", one) == link
+    assert smallvit.sort_into(out, answers, classes, link=link) == (0, 5)
+    assert tree(out) == expected
+    assert one.read_bytes() == b"one/x.jpg"  # where it was
+
+
+def test_links_to_another_disk_are_symbolic(tmp_path: Path, monkeypatch):
+    (tmp_path / "x.jpg").write_bytes(b"x")
+
+    def another_disk(*_: object) -> None:
+        raise OSError(errno.EXDEV, "another disk")
+
+    monkeypatch.setattr(os, "link", another_disk)
+    smallvit.sort_into(tmp_path / "links", [decided(tmp_path / "x.jpg", "a")], ("a",), link=True)
+    assert (tmp_path / "links/a/x.jpg").is_symlink()
+    smallvit.sort_into(tmp_path / "copies", [decided(tmp_path / "x.jpg", "a")], ("a",))
+    assert [path.name for path in (tmp_path / "copies/a").iterdir()] == ["x.jpg"]
+
+
+def test_the_command_sorts_and_leaves_out_what_is_sorted(
+    folder: Path, pictures: Path, tmp_path: Path, monkeypatch, capfd
+):
+    (pictures / "broken.png").unlink()
+    out = pictures / "sorted"
+    args = [folder, pictures, "--threshold", 1, "--sort-into", out]
+    assert run(monkeypatch, tmp_path, *args) == 0
+    assert capfd.readouterr().err == f"sorted 5 images into {out}: 5 copied, 0 there already\n"
+    assert sorted(tree(out)) == [f"unsure/{name}" for name in ("10.png", "2.png", "3.jpg", "4.png", "[red]1.png")]
+    assert run(monkeypatch, tmp_path, *args) == 0
+    assert capfd.readouterr().err == f"sorted 5 images into {out}: 0 copied, 5 there already\n"
+
+
 MISTAKES = {
+    "both": (["{model}", "{pictures}", "--threshold", "0.9", "--precision", "0.9"], "--threshold and --precision both"),
+    "threshold": (["{model}", "{pictures}", "--threshold", "90"], "threshold=90 must be between 0 and 1"),
+    "precision": (["{model}", "{pictures}", "--precision", "0.9"], "the model has no stored validation scores"),
+    "link": (["{model}", "{pictures}", "--link"], "--link needs --sort-into"),
+    "sort stdin": (["{model}", "-", "--sort-into", "{pictures}/new"], "standard input is no file"),
+    "sort to a file": (["{model}", "{pictures}", "--sort-into", "{pictures}/2.png"], "{pictures}/2.png is a file"),
+    "sorted": (["{model}", "{pictures}", "--sort-into", "{pictures}"], "all images are in {pictures} already"),
     "no model": (["{pictures}", "{pictures}"], "{pictures} holds no model"),
     "nothing": (["{model}"], "no images given"),
     "missing": (["{model}", "{pictures}/cat.png"], "{pictures}/cat.png: there is no such file or folder"),

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from smallvit.plots import image_grid, save
-from smallvit.report import write_report
+from smallvit.report import Link, write_report
 from smallvit.runs.scores import per_class
 
 EVIL = "<script>alert('1')</script>\" onload='x' &amp;"
@@ -94,6 +94,27 @@ def test_classes_stand_behind_the_confusion_and_long_tables_are_folded(tmp_path)
         html.index(x) for x in ("Confusion", "class 0", "The other 80", "class 99", "The worst mistakes")
     )
     assert confusion < table < fold < last < mistakes
+
+
+def test_mistakes_stand_below_their_pictures_with_links(tmp_path):
+    figure = tmp_path / "a.png"
+    save(image_grid(np.zeros((1, 4, 4, 1), np.uint8), ["x"], 1), figure)
+    address = "file:///photos/a%27b.png"
+    rows = [{"file": Link(EVIL, address), "probability": "99 %"}, {"file": "train[3]", "probability": "98 %"}]
+    path = write_report(
+        tmp_path,
+        title="t",
+        summary={"test top-1": ("84.3 %", "95 % interval 80.1 to 87.9")},
+        figures={"mistakes": figure, "attention": figure},
+        mistakes=rows,
+    )
+    html = path.read_text(encoding="utf-8")
+    assert html.index("The worst mistakes") < html.index("train[3]") < html.index("What the model looks at")
+    page = Page(html)
+    assert [value for name, value in page.attributes if name == "href"] == [address]
+    assert EVIL in page.text
+    assert "script" not in page.tags
+    assert "95 % interval 80.1 to 87.9" in page.text
 
 
 def test_least_report(tmp_path):

@@ -16,6 +16,7 @@ import pytest
 from PIL import Image
 from safetensors.numpy import load_file
 
+from smallvit.runs.saved import from_pretrained
 from smallvit.training.comparison import CompareConfig, variants
 from tests.runs import QUICK, assert_same, checkpoints, command
 
@@ -25,6 +26,9 @@ def test_what_a_run_leaves(reference: Path):
     result = json.loads((reference / "result.json").read_text())
     assert result["test_top1"] == 100
     assert result["val_top1"] == 100
+    assert result["test_interval"] == [pytest.approx(60.97, abs=0.01), 100]  # of 6 images
+    assert from_pretrained(reference).temperature == 1  # 6 validation images are too few to fit one
+    assert (reference / "mistakes.csv").read_text() == "file,true_class,predicted_class,probability\n"
     assert result["epochs"] == pytest.approx(6, abs=0.3)
     assert result["images_per_second"] > 0
     assert result["parameters"] == sum(a.size for a in load_file(reference / "model/model.safetensors").values())
@@ -43,6 +47,30 @@ def test_what_a_run_leaves(reference: Path):
     assert "compiled in" in printed
     assert "to go" in printed
     assert printed.splitlines()[1:] == [line[21:] for line in (reference / "log.txt").read_text().splitlines()][1:]
+
+
+@pytest.mark.xdist_group("train_run")
+def test_a_run_without_test_images_is_calibrated_on_its_validation_images(env: dict[str, str], tmp_path: Path):
+    draw = np.random.default_rng(0)
+    labels = {"train": np.arange(96) % 3, "val": np.arange(60) % 3}
+    images = {part: draw.integers(0, 256, (len(each), 12, 12, 3), np.uint8) for part, each in labels.items()}  # noise
+    arrays = {f"{part}_images": images[part] for part in labels} | {f"{part}_labels": labels[part] for part in labels}
+    np.savez(tmp_path / "noise.npz", **arrays)
+    args = command(tmp_path / "noise.npz", *QUICK, "--epochs", 2, "--runs", tmp_path, "--name", "noise")
+    done = subprocess.run(args, env=env, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    folder = tmp_path / "noise"
+    result = json.loads((folder / "result.json").read_text())
+    assert (result["test_top1"], result["test_interval"]) == (None, None)
+    low, high = result["val_interval"]
+    assert low < result["val_top1"] < high
+    assert f"warning: only 60 validation images: the true accuracy is somewhere between {low:.0f} and" in done.stdout
+    saved = from_pretrained(folder)
+    assert saved.calibration.images == 60
+    assert saved.temperature > 1  # nothing can be known of noise
+    assert "so the calibration error after it is optimistic" in (folder / "report.html").read_text()
+    wrong = round(60 * (1 - result["val_top1"] / 100))
+    assert len((folder / "mistakes.csv").read_text().splitlines()) == 1 + wrong
 
 
 @pytest.mark.xdist_group("train_run")

@@ -7,6 +7,7 @@ in float32, whatever the model was trained in.
 import json
 import logging
 from collections.abc import Callable
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -22,9 +23,13 @@ from smallvit import kernels
 from smallvit.common.extras import EXTRAS, first_line, need
 from smallvit.common.files import write_bytes, write_json
 from smallvit.common.paths import by_path, nested
+from smallvit.data import held_out
+from smallvit.exporting.compression import measure, to_half, to_int8
 from smallvit.ops import plain_convolutions
 from smallvit.runs.prediction import make_predict
 from smallvit.runs.saved import Saved, describe, from_pretrained
+from smallvit.runs.scores import WHICH
+from smallvit.runs.source import own_data
 
 Format = Literal["safetensors", "stablehlo", "onnx"]
 Call = Callable[[UInt8[np.ndarray, "b H W c"]], Float32[np.ndarray, "b k"]]
@@ -33,7 +38,15 @@ PLATFORMS = ("cpu", "cuda", "tpu")
 TOLERANCE = 1e-4
 
 
-def export(run: str | Path, format: Format, out: str | Path | None = None) -> Path:
+def export(
+    run: str | Path,
+    format: Format,
+    out: str | Path | None = None,
+    *,
+    opset: int | None = None,
+    quantize: Literal["int8"] | None = None,
+    half: bool = False,
+) -> Path:
     """Writes a trained model to a file for other programs, with its inputs and outputs described in `out`.json.
 
     The file is read back and compared with the model before anything is written.
@@ -41,28 +54,59 @@ def export(run: str | Path, format: Format, out: str | Path | None = None) -> Pa
     Args:
         run: A run folder or its model/.
         format: "safetensors" (weights only), "stablehlo" (a program for JAX) or "onnx" (a program for ONNX runtimes).
-        out: File to write; by default export/model.FORMAT in the run folder.
+        out: File to write; by default export/model.FORMAT in the run folder, or model-int8.onnx or model-half.onnx.
+        opset: Version of the ONNX operators; by default that of jax2onnx.
+        quantize: "int8": an ONNX program that computes in 8-bit integers, calibrated on the run's validation images.
+        half: An ONNX program that computes in 16-bit floats.
+
+    `quantize` and `half` are measured on the run's test images, next to float32; `out`.json has the result as
+    `measured`.
 
     Returns:
         The path of the file.
     """
     if format not in get_args(Format):
         raise ValueError(f"unknown format {format!r}: choose {', '.join(get_args(Format))}")
-    path = Path(run) / "export" / f"model.{format}" if out is None else Path(out)
+    if format != "onnx" and (opset is not None or quantize is not None or half):
+        raise ValueError(
+            f"opset, quantize and half are for onnx: leave them out, or export to onnx instead of {format}"
+        )
+    if quantize not in (None, "int8"):
+        raise ValueError(f"unknown quantization {quantize!r}: choose int8")
+    if quantize and half:
+        raise ValueError("quantize and half exclude each other: choose one")
+    kind = quantize or ("half" if half else None)
+    name = f"model-{kind}.{format}" if kind else f"model.{format}"
+    path = Path(run) / "export" / name if out is None else Path(out)
     if path.suffix != f".{format}":
         raise ValueError(f"{path} must end in .{format}")
     if path.is_dir():
         raise ValueError(f"{path} is a folder: give the name of a file")
     saved = from_pretrained(run)
-    content = convert(saved, format)
+    try:
+        data = own_data(run, saved) if kind else None
+    except ValueError as error:
+        raise ValueError(
+            f"{kind} is measured on the run's own data, which is missing: leave it out ({error})"
+        ) from None
+    content, described = convert(saved, format, opset), facts(saved, format)
+    if data is not None:
+        images, whole = held_out(data, saved.classes, saved.preprocess), content
+        try:
+            content = to_half(whole) if half else to_int8(whole, data.val.images)
+        except Exception as error:  # as in `convert`
+            raise ValueError(f"{saved.spec.name} cannot be exported as {kind} ({first_line(error)})") from error
+        measured = {"float32": measure(whole, images.split), "compressed": measure(content, images.split)}
+        counted = {"part": WHICH[images.part], "images": len(images.split)}
+        described |= {"compression": kind, "measured": counted | measured}
     write_bytes(path, content)
-    write_json(path.with_name(f"{path.name}.json"), facts(saved, format))
+    write_json(path.with_name(f"{path.name}.json"), described)
     return path
 
 
 def facts(saved: Saved, format: Format) -> dict[str, Any]:
     """Model, class names, preprocessing, and the input and output of a program."""
-    config = describe(saved.spec, saved.classes, saved.preprocess)
+    config = describe(saved.spec, saved.classes, saved.preprocess, saved.calibration)
     if format == "safetensors":
         return config
     height, width = saved.preprocess.size
@@ -71,12 +115,12 @@ def facts(saved: Saved, format: Format) -> dict[str, Any]:
     return {**config, "input": images, "output": logits}
 
 
-def convert(saved: Saved, format: Format) -> bytes:
+def convert(saved: Saved, format: Format, opset: int | None = None) -> bytes:
     """The content of the file, after comparing it with the model."""
     make, read = {
         "safetensors": (_safetensors, _read_safetensors),
         "stablehlo": (_stablehlo, _read_stablehlo),
-        "onnx": (_onnx, _read_onnx),
+        "onnx": (partial(_onnx, opset=opset), _read_onnx),
     }[format]
     for package in EXTRAS.get(format, ()):
         need(package, f"export to {format}")
@@ -122,10 +166,12 @@ def _read_stablehlo(saved: Saved, content: bytes) -> Call:
     return lambda images: np.asarray(program.call(images))
 
 
-def _onnx(saved: Saved, predict: Callable[[Array], Array]) -> bytes:
+def _onnx(saved: Saved, predict: Callable[[Array], Array], opset: int | None) -> bytes:
     jax2onnx, onnx = import_module("jax2onnx"), import_module("onnx")
-    # It would print a line for every inner value whose type is left for the runtime to infer.
-    logging.getLogger("onnx_ir").setLevel(logging.ERROR)
+    # Lines for every inner value whose type is left for the runtime to infer, and for packages that we do not need.
+    for name in ("onnx_ir", "jax2onnx"):
+        logging.getLogger(name).setLevel(logging.ERROR)
+    chosen = {} if opset is None else {"opset": opset}
     shape = (*jax.export.symbolic_shape("batch"), *saved.preprocess.size, saved.preprocess.channels)
     with jax.numpy_rank_promotion("allow"):  # its own convolution adds the bias by broadcasting
         program = jax2onnx.to_onnx(
@@ -134,6 +180,7 @@ def _onnx(saved: Saved, predict: Callable[[Array], Array]) -> bytes:
             model_name=saved.spec.name,
             input_names=["images"],
             output_names=["logits"],
+            **chosen,
         )
     values = facts(saved, "onnx")
     onnx.helper.set_model_props(program, {name: json.dumps(values[name]) for name in values})

@@ -12,6 +12,7 @@ from smallvit.common.files import read_json, write_bytes, write_safely
 from smallvit.common.words import did_you_mean
 from smallvit.runs.folder import RESULT, run_folder
 from smallvit.runs.saved import CONFIG, WEIGHTS, Saved, from_pretrained, model_folder
+from smallvit.runs.scores import with_interval
 
 CARD = "README.md"
 
@@ -78,9 +79,13 @@ def model_card(saved: Saved, repo: str, scores: dict[str, Any]) -> str:
     height, width = preprocess.size
     colour = "grey" if preprocess.channels == 1 else "RGB"
     fit = "cut to its middle" if preprocess.fit == "crop" else "filled up with its mean colour"
-    rows = {"test": scores.get("test_top1"), "validation": scores.get("val_top1")}
-    accuracy = "".join(f"| {name} | {top1:.2f} % |\n" for name, top1 in rows.items() if top1 is not None)
-    accuracy = f"\n## Accuracy\n\n| images | top-1 |\n|---|---:|\n{accuracy}" if accuracy else ""
+    rows = ""
+    for name, part in (("test", "test"), ("validation", "val")):
+        if (top1 := scores.get(f"{part}_top1")) is not None:
+            interval = scores.get(f"{part}_interval")  # runs of older versions have none
+            text = f"{top1:.2f} %" if interval is None else with_interval(top1, interval)
+            rows += f"| {name} | {text} |\n"
+    accuracy = f"\n## Accuracy\n\n| images | top-1 |\n|---|---:|\n{rows}" if rows else ""
     return f"""---
 library_name: smallvit
 pipeline_tag: image-classification

@@ -6,7 +6,7 @@ import numpy as np
 from jaxtyping import Float, Integer
 from matplotlib.figure import Figure
 
-from smallvit.plots.style import MUTED, VAL, WRONG, Images, notice, short, show, styled, tiles
+from smallvit.plots.style import MUTED, VAL, WRONG, Images, notice, short, shortened, show, styled, tiles
 
 MOST_MISTAKES = 24
 
@@ -29,13 +29,18 @@ def mistakes(
     predicted: Integer[np.ndarray, " b"],
     probability: Float[np.ndarray, " b"],
     classes: Sequence[str],
+    names: Sequence[str] | None = None,
 ) -> Figure:
-    """The misclassified images, most confident first; `probability` is that of the predicted class."""
+    """The misclassified images, most confident first; `probability` is that of the predicted class.
+
+    `names` are those of the files, shown below the images.
+    """
     wrong = worst_mistakes(true, predicted, probability)
     if not wrong.size:
         return notice(f"No mistakes: all {len(true):,} images were classified correctly.")
     columns = min(6, max(len(wrong), 3))
-    figure, axes = tiles(len(wrong), columns, images.shape[1] / images.shape[2], lines=2)
+    lines = 2 if names is None else 3
+    figure, axes = tiles(len(wrong), columns, images.shape[1] / images.shape[2], lines)
     for each, i in zip(axes, wrong, strict=True):
         show(each, np.asarray(images[i]))
         says = f"{short(classes[int(predicted[i])], 16)} {probability[i]:.0%}"
@@ -43,15 +48,22 @@ def mistakes(
         each.text(
             0, 1.02, f"is {short(classes[int(true[i])], 18)}", transform=each.transAxes, fontsize=8.5, va="bottom"
         )
+        if names is not None:
+            each.set_xlabel(
+                shortened(names[int(i)].rsplit("/", 1)[-1], 24), fontsize=7, color=MUTED, loc="left", labelpad=2
+            )
     return figure
 
 
 def worst_mistakes(
-    true: Integer[np.ndarray, " b"], predicted: Integer[np.ndarray, " b"], probability: Float[np.ndarray, " b"]
+    true: Integer[np.ndarray, " b"],
+    predicted: Integer[np.ndarray, " b"],
+    probability: Float[np.ndarray, " b"],
+    most: int | None = MOST_MISTAKES,
 ) -> Integer[np.ndarray, " w"]:
-    """Indices of the images that `mistakes` shows, in its order."""
+    """Indices of the images that `mistakes` shows, in its order; of all misclassified ones with `most=None`."""
     wrong = np.flatnonzero(true != predicted)
-    return wrong[np.argsort(-probability[wrong], kind="stable")][:MOST_MISTAKES]
+    return wrong[np.argsort(-probability[wrong], kind="stable")][:most]
 
 
 @styled

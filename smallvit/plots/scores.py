@@ -4,6 +4,8 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 from jaxtyping import Bool, Float, Integer
+from matplotlib.artist import Artist
+from matplotlib.axes import Axes
 from matplotlib.colors import LinearSegmentedColormap, PowerNorm
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
@@ -100,13 +102,44 @@ def confusion(matrix: Integer[np.ndarray, "k k"], classes: Sequence[str]) -> Fig
 
 
 @styled
-def reliability(confidence: Float[np.ndarray, " b"], correct: Bool[np.ndarray, " b"], bins: int = 15) -> Figure:
-    """Accuracy against confidence, and below the number of images per bin."""
+def reliability(
+    confidence: Float[np.ndarray, " b"],
+    correct: Bool[np.ndarray, " b"],
+    bins: int = 15,
+    *,
+    before: Float[np.ndarray, " b"] | None = None,
+) -> Figure:
+    """Accuracy against confidence, and below the number of images per bin.
+
+    `before` is the confidence before temperature scaling, shown on the left.
+    """
     if not confidence.size:
         return notice("No images.")
+    columns = {"Calibration": confidence}
+    if before is not None:
+        columns = {"Before temperature scaling": before, "After": confidence}
+    figure = Figure(figsize=(4.8 if before is None else 8.8, 5.4))
+    axes = figure.subplots(
+        2, len(columns), squeeze=False, sharex=True, sharey="row", gridspec_kw={"height_ratios": [3.4, 1]}
+    )
+    for (top, bottom), (title, values) in zip(axes.T, columns.items(), strict=True):
+        _reliability(top, bottom, values, correct, bins)
+        top.set_title(f"{title}: ECE {100 * calibration_error(values, correct, bins):.1f} %")
+        bottom.set_xticks([0, 0.25, 0.5, 0.75, 1])  # few enough for two panels side by side
+    axes[0, 0].set_ylabel("right")
+    axes[1, 0].set_ylabel("images")
+    handles: dict[str, Artist] = {}
+    for top in axes[0]:
+        found, labels = top.get_legend_handles_labels()
+        handles |= dict(zip(labels, found, strict=True))
+    figure.legend(handles.values(), handles, loc="outside lower center", ncols=3, columnspacing=1.2, handlelength=1.4)
+    return figure
+
+
+def _reliability(
+    top: Axes, bottom: Axes, confidence: Float[np.ndarray, " b"], correct: Bool[np.ndarray, " b"], bins: int
+) -> None:
     centres, accuracy, sure, count = calibration_bins(confidence, correct, bins)
-    figure = Figure(figsize=(4.8, 5.4))
-    top, bottom = figure.subplots(2, 1, sharex=True, gridspec_kw={"height_ratios": [3.4, 1]})
     filled = count > 0
     top.plot([0, 1], [0, 1], color=MUTED, linewidth=1, linestyle=(0, (4, 4)), label="calibrated")
     few = count < FEW  # too few for a meaningful share
@@ -114,22 +147,18 @@ def reliability(confidence: Float[np.ndarray, " b"], correct: Bool[np.ndarray, "
         (filled & ~few, 0.45, "share that is right"),
         (filled & few, 0.16, f"of under {FEW} images"),
     ):
-        top.bar(centres[which], accuracy[which], width=0.86 / bins, color=BLUES(colour), label=label)
+        if which.any():
+            top.bar(centres[which], accuracy[which], width=0.86 / bins, color=BLUES(colour), label=label)
     top.plot(sure[filled], accuracy[filled], "o", color=VAL, markeredgecolor="white")
-    top.set_title(f"Calibration: ECE {100 * calibration_error(confidence, correct, bins):.1f} %")
-    top.set_ylabel("right")
     top.set_ylim(0, 1.02)
-    figure.legend(loc="outside lower center", ncols=3, columnspacing=1.2, handlelength=1.4)
     bottom.bar(centres, count, width=0.86 / bins, color=TRAIN)
     bottom.set_xlabel("the model's confidence")
-    bottom.set_ylabel("images")
     bottom.set_xlim(0, 1)
     bottom.yaxis.set_major_locator(MaxNLocator(integer=True, nbins=3))
     for axis in (top.yaxis, bottom.xaxis):
         axis.set_major_formatter(lambda value, _: f"{100 * value:.0f} %")
     for axes in (top, bottom):
         axes.grid(axis="y")
-    return figure
 
 
 @styled

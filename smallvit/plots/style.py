@@ -91,3 +91,10 @@ def short(text: str, width: int) -> str:
     """A text on one line, shortened to a maximum length."""
     text = shown(" ".join(text.split()))
     return text if len(text) <= width else text[: width - 1].rstrip() + "…"
+
+
+def shortened(text: str, width: int) -> str:
+    """The same for names of files, which differ at their ends."""
+    text = shown(" ".join(text.split()))
+    tail = width // 2
+    return text if len(text) <= width else f"{text[: width - tail - 1]}…{text[-tail:]}"

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import Float, UInt8
 
+UNSURE = "unsure"
 Images = str | Path | Sequence[str | Path] | UInt8[np.ndarray, "n H W c"]  # what can be predicted
 
 
@@ -18,6 +19,7 @@ class Prediction:
     file: str
     classes: tuple[str, ...]  # the most probable first
     probabilities: tuple[float, ...]
+    decision: str | None = None  # with a threshold: the most probable class, or "unsure"
 
 
 @dataclass(frozen=True)
@@ -35,15 +37,24 @@ def top_classes(
 
 
 def as_csv(predictions: Sequence[Prediction]) -> str:
-    """One line per image: file, class, probability, class_2, probability_2 and so on."""
+    """One line per image: file, class, probability, class_2, probability_2 and so on; with a threshold the decision."""
     top = max((len(each.classes) for each in predictions), default=1)
     numbers = ["", *(f"_{i}" for i in range(2, top + 1))]
+    decided = any(each.decision is not None for each in predictions)
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(["file", *(f"{word}{number}" for number in numbers for word in ("class", "probability"))])
+    writer.writerow(
+        [
+            "file",
+            *["decision"] * decided,
+            *(f"{word}{number}" for number in numbers for word in ("class", "probability")),
+        ]
+    )
     for each in predictions:
         pairs = zip(each.classes, each.probabilities, strict=True)
-        writer.writerow([each.file, *(value for name, p in pairs for value in (name, f"{p:.6f}"))])
+        writer.writerow(
+            [each.file, *[each.decision] * decided, *(value for name, p in pairs for value in (name, f"{p:.6f}"))]
+        )
     return text.getvalue()
 
 
@@ -51,6 +62,7 @@ def as_json(predictions: Sequence[Prediction]) -> str:
     rows = [
         {
             "file": each.file,
+            **({} if each.decision is None else {"decision": each.decision}),
             "predictions": [
                 {"class": name, "probability": round(p, 6)}
                 for name, p in zip(each.classes, each.probabilities, strict=True)

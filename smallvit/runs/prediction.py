@@ -13,8 +13,9 @@ from jaxtyping import Array, Float, PyTree, UInt8
 from smallvit.data import Preprocess, find_images
 from smallvit.data.decoding import FORMATS, Source, decode
 from smallvit.layers import Classifier
-from smallvit.runs.answers import Images, Prediction, Unreadable, top_classes
+from smallvit.runs.answers import UNSURE, Images, Prediction, Unreadable, top_classes
 from smallvit.runs.saved import Saved, from_pretrained
+from smallvit.runs.scores import softmax
 
 
 def make_predict(
@@ -42,9 +43,9 @@ class Predictor:
         return decode(source, preprocess.size, preprocess.channels, preprocess.fit, formats)
 
     def __call__(self, images: UInt8[np.ndarray, "n H W c"]) -> Float[np.ndarray, "n k"]:
-        """The probability of each class."""
+        """The probability of each class, at the model's temperature."""
         logits = [self._logits(images[start : start + self.largest]) for start in range(0, len(images), self.largest)]
-        return softmax(np.concatenate(logits))
+        return softmax(np.concatenate(logits) / np.float32(self.saved.temperature))
 
     def warm_up(self) -> None:
         """Compiles every batch size in advance."""
@@ -62,13 +63,9 @@ class Predictor:
         return [*(size for size in (1, 4, 16, 64, 256) if size < self.largest), self.largest]
 
 
-def softmax(logits: Float[np.ndarray, "n k"]) -> Float[np.ndarray, "n k"]:
-    """In numpy: jax's would be compiled again for every number of images."""
-    powers = np.exp(logits - logits.max(axis=1, keepdims=True))
-    return powers / powers.sum(axis=1, keepdims=True)
-
-
-def predict(model: Predictor | Saved | str | Path, images: Images, top: int = 3) -> list[Prediction]:
+def predict(
+    model: Predictor | Saved | str | Path, images: Images, top: int = 3, *, threshold: float | None = None
+) -> list[Prediction]:
     """The classes of images with their probabilities, as `smallvit predict` prints them.
 
     Args:
@@ -76,22 +73,24 @@ def predict(model: Predictor | Saved | str | Path, images: Images, top: int = 3)
         images: Files, folders with everything below them, or patterns such as "photos/*.jpg"; one or several. Or an
             array of uint8 images at the model's size, batch x height x width x channels.
         top: How many classes of each image.
+        threshold: Decide: the most probable class, or "unsure" where its probability is below the threshold.
 
     A file that cannot be read raises a ValueError; `predict_files` skips such files instead.
     """
     predictor = model if isinstance(model, Predictor) else Predictor(model)
     if isinstance(images, np.ndarray):
-        return _predict_array(predictor, images, top)
+        return _predict_array(predictor, images, top, threshold)
     files = find_images([images] if isinstance(images, str | Path) else images)
     predictions = []
-    for found in predict_files(predictor, files, top):
+    for found in predict_files(predictor, files, top, threshold=threshold):
         if isinstance(found, Unreadable):
             raise ValueError(found.reason)
         predictions.append(found)
     return predictions
 
 
-def _predict_array(predictor: Predictor, images: np.ndarray, top: int) -> list[Prediction]:
+def _predict_array(predictor: Predictor, images: np.ndarray, top: int, threshold: float | None) -> list[Prediction]:
+    _check(top, threshold)
     preprocess = predictor.saved.preprocess
     shape = (*preprocess.size, preprocess.channels)
     if images.dtype != np.uint8 or images.shape[1:] != shape:
@@ -99,25 +98,43 @@ def _predict_array(predictor: Predictor, images: np.ndarray, top: int) -> list[P
         raise ValueError(f"images are {images.dtype} with shape {images.shape}: the model takes {wanted}")
     if not len(images):
         return []
-    rows = [top_classes(row, predictor.saved.classes, top) for row in predictor(images)]
-    return [Prediction(f"image {i}", *zip(*row, strict=True)) for i, row in enumerate(rows)]
+    classes = predictor.saved.classes
+    return [_answer(f"image {i}", row, classes, top, threshold) for i, row in enumerate(predictor(images))]
+
+
+def _check(top: int, threshold: float | None) -> None:
+    if top < 1:
+        raise ValueError(f"top={top} must be at least 1")
+    if threshold is not None and not 0 <= threshold <= 1:
+        raise ValueError(f"threshold={threshold:g} must be between 0 and 1")
+
+
+def _answer(
+    name: str, probabilities: Float[np.ndarray, " k"], classes: Sequence[str], top: int, threshold: float | None
+) -> Prediction:
+    names, best = zip(*top_classes(probabilities, classes, top), strict=True)
+    decision = None if threshold is None else names[0] if best[0] >= threshold else UNSURE
+    return Prediction(name, names, best, decision)
 
 
 def predict_files(
-    model: Predictor | Saved | str | Path, files: Sequence[Path | io.BytesIO], top: int = 3
+    model: Predictor | Saved | str | Path,
+    files: Sequence[Path | io.BytesIO],
+    top: int = 3,
+    *,
+    threshold: float | None = None,
 ) -> Iterator[Prediction | Unreadable]:
-    """Yields the `top` classes of each file, in order, or why a file cannot be read.
+    """Yields the `top` classes of each file, in order, or why a file cannot be read; `threshold` as for `predict`.
 
     Files are read as they are needed, so a folder may be larger than memory. Bytes are named "-".
     """
-    if top < 1:
-        raise ValueError(f"top={top} must be at least 1")
+    _check(top, threshold)
     predictor = model if isinstance(model, Predictor) else Predictor(model)
-    return _predict_files(predictor, files, top)
+    return _predict_files(predictor, files, top, threshold)
 
 
 def _predict_files(
-    predictor: Predictor, files: Sequence[Path | io.BytesIO], top: int
+    predictor: Predictor, files: Sequence[Path | io.BytesIO], top: int, threshold: float | None
 ) -> Iterator[Prediction | Unreadable]:
     def read(file: Path | io.BytesIO) -> UInt8[np.ndarray, "H W c"] | Unreadable:
         try:
@@ -136,8 +153,7 @@ def _predict_files(
                 if isinstance(image, Unreadable):
                     yield image
                     continue
-                names, probabilities = zip(*top_classes(next(rows), classes, top), strict=True)
-                yield Prediction(_name(file), names, probabilities)
+                yield _answer(_name(file), next(rows), classes, top, threshold)
 
 
 def _name(file: Path | io.BytesIO) -> str:

@@ -18,6 +18,7 @@ from smallvit.data import Preprocess
 from smallvit.layers import Classifier
 from smallvit.registry import create_model
 from smallvit.runs.answers import Images, Prediction
+from smallvit.runs.calibration import UNCALIBRATED, Calibration, Choice
 from smallvit.runs.folder import MODEL
 
 WEIGHTS, CONFIG = "model.safetensors", "config.json"
@@ -45,12 +46,22 @@ class Saved:
     classes: tuple[str, ...]
     preprocess: Preprocess
     spec: Spec
+    calibration: Calibration = UNCALIBRATED
 
-    def predict(self, images: Images, top: int = 3) -> list[Prediction]:
+    @property
+    def temperature(self) -> float:
+        """What logits are divided by, so that probabilities are right as often as they say; 1 if it was not fitted."""
+        return self.calibration.temperature
+
+    def predict(self, images: Images, top: int = 3, *, threshold: float | None = None) -> list[Prediction]:
         """The `top` classes of each image with their probabilities; see `smallvit.predict`."""
         from smallvit.runs.prediction import predict
 
-        return predict(self._predictor, images, top)
+        return predict(self._predictor, images, top, threshold=threshold)
+
+    def choose_threshold(self, precision: float) -> Choice:
+        """The lowest threshold at which predictions are right as often as this, by the run's validation images."""
+        return self.calibration.choose(precision)
 
     @cached_property
     def _predictor(self) -> Any:
@@ -67,13 +78,22 @@ def save_model(folder: Path, spec: Spec, variables: PyTree, classes: tuple[str, 
     write_bytes(folder / WEIGHTS, save(arrays))
 
 
-def describe(spec: Spec, classes: tuple[str, ...], preprocess: Preprocess) -> dict[str, Any]:
+def save_calibration(path: str | Path, calibration: Calibration) -> None:
+    """Adds it to the configuration of the model of a run or model folder."""
+    config = model_folder(path) / CONFIG
+    write_json(config, {**read_json(config), **calibration.to_json()})
+
+
+def describe(
+    spec: Spec, classes: tuple[str, ...], preprocess: Preprocess, calibration: Calibration = UNCALIBRATED
+) -> dict[str, Any]:
     """What config.json holds."""
     return {
         "format": "smallvit",
         "model": {**vars(spec), "image_size": list(spec.image_size)},
         "classes": list(classes),
         "preprocess": preprocess.to_json(),
+        **calibration.to_json(),
     }
 
 
@@ -105,4 +125,8 @@ def from_pretrained(path: str | Path) -> Saved:
         raise ValueError(f"{folder / WEIGHTS} cannot be read ({error})") from None
     if {path: leaf.shape for path, leaf in wanted.items()} != {path: array.shape for path, array in arrays.items()}:
         raise ValueError(f"{folder / WEIGHTS} does not fit the model that {CONFIG} beside it describes")
-    return Saved(model, nested(arrays), tuple(config["classes"]), preprocess, spec)
+    try:
+        calibration = Calibration.from_json(config)
+    except (TypeError, ValueError, AttributeError) as error:
+        raise ValueError(f"{folder / CONFIG} has a calibration that cannot be read ({error})") from None
+    return Saved(model, nested(arrays), tuple(config["classes"]), preprocess, spec, calibration)

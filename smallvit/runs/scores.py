@@ -8,6 +8,8 @@ from jaxtyping import Bool, Float, Int, Integer
 
 from smallvit.data import Split, eval_batches
 
+WHICH = {"test": "test", "val": "validation", "train": "labelled"}  # images, in words
+
 
 def split_logits(
     predict: Callable[[np.ndarray], np.ndarray], split: Split, batch_size: int
@@ -27,6 +29,16 @@ class Scores:
     probabilities: Float[np.ndarray, "n k"]
 
     @property
+    def images(self) -> int:
+        return int(self.confusion.sum())
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """The 95 % interval of top1, in percent: where the accuracy on ever more such images would be."""
+        low, high = wilson(int(self.confusion.trace()), self.images)
+        return 100 * low, 100 * high
+
+    @property
     def error(self) -> float:
         """The standard error of top1, in percent: how far chance moves it on so few images."""
         share = (self.confusion.trace() + 1) / (self.confusion.sum() + 2)  # never 0 or 1
@@ -37,6 +49,36 @@ class Scores:
         """In percent, over the classes that have images."""
         images = self.confusion.sum(axis=1)
         return 100 * float((np.diagonal(self.confusion)[images > 0] / images[images > 0]).mean())
+
+
+def wilson(right: int, number: int) -> tuple[float, float]:
+    """The 95 % interval of a share by Wilson's formula, which holds for few images and for shares near 0 and 1, too."""
+    if not number:
+        return 0.0, 1.0
+    z, share = 1.959964, right / number
+    centre = share + z**2 / (2 * number)
+    margin = z * (share * (1 - share) / number + z**2 / (4 * number**2)) ** 0.5
+    scale = 1 + z**2 / number
+    return max((centre - margin) / scale, 0.0), min((centre + margin) / scale, 1.0)
+
+
+def with_interval(top1: float, interval: Sequence[float]) -> str:
+    return f"{top1:.2f} % (95 % interval {interval[0]:.1f} to {interval[1]:.1f})"
+
+
+def too_few(scores: Scores, which: str) -> str | None:
+    """A line to warn with if the accuracy is not known to about 10 points."""
+    low, high = scores.interval
+    if scores.images >= 100 and high - low <= 10:
+        return None
+    images = f"only {scores.images:,} {which} image{'s' * (scores.images != 1)}"
+    return f"warning: {images}: the true accuracy is somewhere between {low:.0f} and {high:.0f} %"
+
+
+def softmax(logits: Float[np.ndarray, "n k"]) -> Float[np.ndarray, "n k"]:
+    """In numpy: jax's would be compiled again for every number of images."""
+    powers = np.exp(logits - logits.max(axis=1, keepdims=True))
+    return powers / powers.sum(axis=1, keepdims=True)
 
 
 def score_split(predict: Callable[[np.ndarray], np.ndarray], split: Split, batch_size: int) -> Scores:

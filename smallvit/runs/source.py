@@ -43,13 +43,13 @@ def source_of(run: str | Path) -> Source | None:
     return Source(config["data"], config["split_seed"], data_dir, cache_dir or Path(options["runs"]) / CACHE)
 
 
-def own_images(run: str | Path, saved: Saved) -> HeldOut:
-    """The held-out images of the run's own data; a ValueError if they are not available."""
+def own_data(run: str | Path, saved: Saved) -> Dataset:
+    """The data that a run was trained on; a ValueError if it is not available."""
     source = source_of(run)
     if source is None:
         raise ValueError(f"the data that {run} was trained on is unknown: give the data to evaluate it on")
     try:
-        data = load_data(
+        return load_data(
             source.data,
             image_size=saved.preprocess.size,
             fit=saved.preprocess.fit,
@@ -59,6 +59,11 @@ def own_images(run: str | Path, saved: Saved) -> HeldOut:
         )
     except ValueError as error:
         raise ValueError(f"the data that {run} was trained on is not available ({error}): give other data") from None
+
+
+def own_images(run: str | Path, saved: Saved) -> HeldOut:
+    """The held-out images of the run's own data; a ValueError if they are not available."""
+    data = own_data(run, saved)
     plan = run_folder(run) / PLAN
     found = held_out(data, saved.classes, saved.preprocess)
     if plan.exists() and read_json(plan)["data"] != data_digest(data):

@@ -1,6 +1,7 @@
 """The end of a run: the score on the test images, pictures, a report."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,17 +13,19 @@ from smallvit.augment import augment_images
 from smallvit.common.files import read_json, write_json
 from smallvit.common.text import duration
 from smallvit.data import Dataset, HeldOut
-from smallvit.evaluation import Evaluation, evaluate_images
+from smallvit.evaluation import OPTIMISTIC, Evaluation, evaluate_images, root_of
 from smallvit.explanation import saliency
-from smallvit.report import write_report
+from smallvit.report import Link, write_report
+from smallvit.runs.calibration import UNCALIBRATED, calibrate
 from smallvit.runs.folder import CONFIG, MODEL, REPORT, RESULT
-from smallvit.runs.saved import Saved, from_pretrained
-from smallvit.runs.scores import Scores, per_class
+from smallvit.runs.saved import Saved, from_pretrained, save_calibration
+from smallvit.runs.scores import WHICH, with_interval
 from smallvit.training.config import TrainConfig
 from smallvit.training.progress import Reporter
 
 SHOWN = 16  # images in the pictures of a batch
 EXPLAINED = 8
+LISTED = 30  # mistakes in the report; mistakes.csv has all
 
 
 def finish(
@@ -36,21 +39,32 @@ def finish(
     say: Reporter,
 ) -> dict[str, Any]:
     """Scores the kept model, that of row `kept`, on the test images and writes the report; result.json comes last."""
-    saved = from_pretrained(folder)
-    best = rows[kept]
-    split = data.test or data.val
-    which, part = ("test", "test") if data.test else ("validation", "val")
-    evaluation = evaluate_images(saved, HeldOut(data.name, part, split, data.notes))
+    saved = replace(from_pretrained(folder), calibration=UNCALIBRATED)
+    best, root = rows[kept], root_of(config.data)
+    validation = evaluate_images(saved, HeldOut(data.name, "val", data.val, data.notes), root=root)
+    saved = replace(saved, calibration=calibrate(validation.logits, data.val.labels))
+    save_calibration(folder, saved.calibration)
+    if data.test:
+        evaluation = evaluate_images(saved, HeldOut(data.name, "test", data.test, data.notes), root=root)
+    else:
+        evaluation = replace(validation, temperature=saved.temperature)
+        if saved.temperature != 1:
+            evaluation = replace(evaluation, notes=(*evaluation.notes, OPTIMISTIC))
     scores = evaluation.scores
-    say(f"{which} accuracy {scores.top1:.2f} %, with the model of epoch {best['epoch']:.1f}")
+    accuracy = f"{WHICH[evaluation.part]} accuracy {with_interval(scores.top1, scores.interval)}"
+    say(f"{accuracy}, with the model of epoch {best['epoch']:.1f}")
+    if evaluation.warning:
+        say(evaluation.warning)
 
     evaluation.draw(folder)
     pictures(folder, config, saved, data, evaluation, rows, kept)
     last = rows[-1]
     result = {
         "test_top1": round(scores.top1, 3) if data.test else None,
+        "test_interval": _rounded(scores.interval) if data.test else None,
         "val_top1": best["val_top1"],
-        "test_loss": round(scores.loss, 5) if data.test else None,
+        "val_interval": _rounded(validation.scores.interval),
+        "test_loss": round(evaluation.uncalibrated.loss, 5) if data.test else None,
         "val_loss": best["val_loss"],
         "minutes": round(clock() / 60, 3),
         "epochs": last["epoch"],
@@ -59,7 +73,7 @@ def finish(
         "images_per_second": last["images_per_second"],
         "parameters": parameters,
     }
-    report(folder, config, data, result, scores, which, rows)
+    report(folder, config, data, result, evaluation, rows)
     write_json(folder / RESULT, result)
     say(f"{duration(clock())} in total; the report is {folder / REPORT}, the model {folder / MODEL}")
     return result
@@ -98,14 +112,16 @@ def report(
     config: TrainConfig,
     data: Dataset,
     result: dict[str, Any],
-    scores: Scores,
-    which: str,
+    evaluation: Evaluation,
     rows: list[dict[str, Any]],
 ) -> None:
-    stored = read_json(folder / CONFIG)
-    summary = {
-        "test top-1" if data.test else "no test images": f"{scores.top1:.2f} %" if data.test else "-",
-        "validation top-1": f"{result['val_top1']:.2f} %",
+    stored, which = read_json(folder / CONFIG), WHICH[evaluation.part]
+    scores, calibration = evaluation.scores, f"{evaluation.scores.ece:.1f} %"
+    before = f"{evaluation.uncalibrated.ece:.1f} % before temperature {evaluation.temperature:.3g}"
+    summary: dict[str, str | tuple[str, str]] = {
+        "test top-1" if data.test else "no test images": _card(scores.top1, scores.interval) if data.test else "-",
+        "validation top-1": _card(result["val_top1"], result["val_interval"]),
+        "calibration error": calibration if evaluation.temperature == 1 else (calibration, before),
         "minutes": f"{result['minutes']:.1f}",
         "epochs": f"{result['epochs']:.1f}",
         "images per second": f"{result['images_per_second']:,.0f}",
@@ -125,10 +141,31 @@ def report(
             "augmented": Path("augmented.png"),
             "reliability": Path("reliability.png"),
         },
-        classes=per_class(scores.confusion, data.classes),
+        classes=evaluation.per_class,
+        mistakes=[
+            {
+                "file": Link(each.file, Path(each.file).absolute().as_uri()) if each.is_file else each.file,
+                "true class": each.true_class,
+                "predicted class": each.predicted_class,
+                "probability": f"{each.probability:.1%}",
+            }
+            for each in evaluation.mistakes[:LISTED]
+        ],
         details={"Configuration": flat(stored["config"]), "Versions": stored["versions"]},
-        notes=[*data.notes, f"Confusion, classes and mistakes are from the {which} images."],
+        notes=[
+            *([evaluation.warning] if evaluation.warning else []),
+            *evaluation.notes,
+            f"Confusion, classes, mistakes and calibration are from the {which} images.",
+        ],
     )
+
+
+def _card(top1: float, interval: Sequence[float]) -> tuple[str, str]:
+    return f"{top1:.2f} %", f"95 % interval {interval[0]:.1f} to {interval[1]:.1f}"
+
+
+def _rounded(interval: Sequence[float]) -> list[float]:
+    return [round(bound, 3) for bound in interval]
 
 
 def flat(config: dict[str, Any]) -> dict[str, str]:

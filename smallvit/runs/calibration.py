@@ -1,0 +1,114 @@
+"""How far a model's confidence can be trusted: measured on the validation images, stored with the model."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+from jaxtyping import Float, Int
+
+from smallvit.runs.scores import softmax, wilson
+
+FEWEST = 50  # validation images to fit a temperature to
+COLDEST, HOTTEST = 0.2, 5.0
+GRID = (*(i / 100 for i in range(99)), *(i / 1000 for i in range(990, 1000)))
+
+
+class Choice(NamedTuple):
+    """A threshold on the confidence, and what it does to the validation images."""
+
+    threshold: float
+    images: int
+    kept: int  # at or above the threshold
+    right: int  # of those
+    precision: float  # that was asked for
+
+    @property
+    def supported(self) -> bool:
+        """Whether the precision is as high with 95 % confidence, not just as observed."""
+        return wilson(self.right, self.kept)[0] >= self.precision
+
+    def describe(self) -> str:
+        low, high = (100 * share for share in wilson(self.right, self.kept))
+        what = f"threshold {self.threshold:g}: {self.kept:,} of {self.images:,} validation images stay"
+        line = f"{what}, {self.right / self.kept:.1%} of them right (95 % interval {low:.1f} to {high:.1f})"
+        if self.supported:
+            return line
+        few = f"so few images cannot confirm a precision of {self.precision:g}"
+        return f"{line}; {few}, it may be as low as {low:.1f} %"
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """The temperature that logits are divided by, and by threshold: validation images kept, and right among them."""
+
+    temperature: float = 1.0
+    images: int = 0
+    thresholds: tuple[tuple[float, int, int], ...] = ()
+
+    def choose(self, precision: float) -> Choice:
+        """The lowest threshold with this precision: by its lower 95 % bound, or else as observed."""
+        if not 0 < precision < 1:
+            raise ValueError(f"precision={precision:g} must be between 0 and 1, such as 0.99")
+        if not self.images:
+            raise ValueError("the model has no stored validation scores to choose a threshold by: give a threshold")
+        choices = [Choice(at, self.images, kept, right, precision) for at, kept, right in self.thresholds if kept]
+        observed = [each for each in choices if each.right >= precision * each.kept]
+        if not observed:
+            best = max(choices, key=lambda each: (each.right / each.kept, each.kept))
+            reached = f"the highest is {best.right / best.kept:.3f}, at threshold {best.threshold:g}"
+            raise ValueError(f"no threshold gives a precision of {precision:g} on the validation images: {reached}")
+        return next((each for each in observed if each.supported), observed[0])
+
+    def to_json(self) -> dict[str, Any]:
+        if not self.images:
+            return {}
+        validation = {"images": self.images, "thresholds": [list(row) for row in self.thresholds]}
+        return {"temperature": self.temperature, "validation": validation}
+
+    @classmethod
+    def from_json(cls, stored: Mapping[str, Any]) -> "Calibration":
+        """Of what config.json holds; models of older versions have no calibration."""
+        temperature, validation = float(stored.get("temperature", 1.0)), stored.get("validation", {})
+        if not 0 < temperature < float("inf"):
+            raise ValueError(f"temperature={temperature:g} must be a positive number")
+        rows = tuple((float(at), int(kept), int(right)) for at, kept, right in validation.get("thresholds", ()))
+        return cls(temperature, int(validation.get("images", 0)), rows)
+
+
+UNCALIBRATED = Calibration()
+
+
+def calibrate(logits: Float[np.ndarray, "n k"], labels: Int[np.ndarray, " n"]) -> Calibration:
+    """Of the logits of validation images."""
+    temperature = round(fit_temperature(logits, labels), 4)
+    confidence = softmax(logits / temperature).max(axis=1)
+    right = logits.argmax(axis=1) == labels
+    rows: list[tuple[float, int, int]] = []
+    for threshold in GRID:
+        kept = confidence >= threshold
+        row = (threshold, int(kept.sum()), int(right[kept].sum()))
+        if not rows or row[1] != rows[-1][1]:  # else it changes nothing
+            rows.append(row)
+    return Calibration(temperature, len(labels), tuple(rows))
+
+
+def fit_temperature(logits: Float[np.ndarray, "n k"], labels: Int[np.ndarray, " n"]) -> float:
+    """The temperature (https://arxiv.org/abs/1706.04599) with the least loss; 1 for fewer than 50 images.
+
+    As in Platt's scaling, one of n + 2 labels is taken as wrong: few images that are all right are no proof of
+    certainty.
+    """
+    number, classes = logits.shape
+    if number < FEWEST:
+        return 1.0
+    logits = logits.astype(np.float64)
+    labelled = logits[np.arange(number), labels]
+    others = (logits.sum(axis=1) - labelled) / max(classes - 1, 1)
+    target = labelled + (others - labelled) / (number + 2)
+    low, high = 1 / HOTTEST, 1 / COLDEST  # of 1 / temperature, in which the loss is convex
+    for _ in range(24):
+        middle = (low * high) ** 0.5
+        slope = ((softmax(logits * middle) * logits).sum(axis=1) - target).mean()
+        low, high = (low, middle) if slope > 0 else (middle, high)
+    return 1 / (low * high) ** 0.5

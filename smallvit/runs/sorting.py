@@ -1,0 +1,104 @@
+"""Image files sorted into a folder for each class: copied or linked, never moved, nothing overwritten."""
+
+import filecmp
+import os
+import re
+import shutil
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from itertools import count
+from pathlib import Path
+from typing import NamedTuple
+
+from smallvit.common.files import fitting, temporary_name
+from smallvit.runs.answers import UNSURE, Prediction
+
+
+class Sorted(NamedTuple):
+    made: int  # copies or links
+    present: int  # files that were there already
+
+
+def sort_into(
+    folder: str | Path, predictions: Sequence[Prediction], classes: Sequence[str], *, link: bool = False
+) -> Sorted:
+    """Copies the files of predictions into FOLDER/<class>, or FOLDER/unsure where the decision is that.
+
+    Args:
+        folder: It is made if it does not exist.
+        predictions: Of files, as `predict` returns them.
+        classes: All classes of the model.
+        link: Make hard links instead of copies, or symbolic links to other disks.
+
+    A file with the name of another gets a number, as in name-2.jpg; one that is there already, with the same content,
+    is left alone.
+    """
+    folders = _folders(classes)
+    made = present = 0
+    for each in predictions:
+        target = Path(folder) / folders[each.decision or each.classes[0]]
+        try:
+            target.mkdir(parents=True, exist_ok=True)
+            if _place(Path(each.file), target, link):
+                made += 1
+            else:
+                present += 1
+        except OSError as error:
+            raise ValueError(f"cannot sort {each.file} into {target}: {error.strerror}") from None
+    return Sorted(made, present)
+
+
+def _folders(classes: Sequence[str]) -> dict[str, str]:
+    """A name that every file system takes for each class; no two share one."""
+    names: dict[str, str] = {}
+    for each in dict.fromkeys((UNSURE, *classes)):
+        safe = fitting(re.sub(r'[/\\:*?"<>|\x00-\x1f\x7f]', "_", each).strip(" ."), 200) or "_"
+        taken = {name.casefold() for name in names.values()}
+        names[each] = next(name for name in _numbered(safe, "") if name.casefold() not in taken)
+    return names
+
+
+def _place(file: Path, folder: Path, link: bool) -> bool:
+    """Whether a copy or link was made."""
+    for name in _numbered(fitting(file.stem, 200), file.suffix):
+        target = folder / name
+        if target.exists() and filecmp.cmp(file, target, shallow=False):
+            return False
+        if os.path.lexists(target):
+            continue
+        with suppress(FileExistsError):  # another process was faster
+            if link:
+                _link(file.resolve(), target)
+            else:
+                _copy(file, target)
+            return True
+    raise AssertionError("there are always more numbers")
+
+
+def _numbered(stem: str, suffix: str) -> Iterator[str]:
+    yield f"{stem}{suffix}"
+    yield from (f"{stem}-{number}{suffix}" for number in count(2))
+
+
+def _link(file: Path, target: Path) -> None:
+    try:
+        os.link(file, target)
+    except FileExistsError:
+        raise
+    except OSError:  # on another disk, or one that has no hard links
+        os.symlink(file, target)
+
+
+def _copy(file: Path, target: Path) -> None:
+    """Under another name until it is whole."""
+    copy = temporary_name(target)
+    try:
+        shutil.copy2(file, copy)
+        try:
+            os.link(copy, target)  # fails if it exists, unlike a rename
+        except FileExistsError:
+            raise
+        except OSError:  # of a disk that has no hard links
+            os.rename(copy, target)
+    finally:
+        copy.unlink(missing_ok=True)
