@@ -44,7 +44,7 @@ def test_given_splits(tmp_path: Path):
     arrays = {f"{part}_images": IMAGES for part in ("train", "val", "test")}
     arrays |= {f"{part}_labels": LABELS for part in ("train", "val", "test")}
     data = load_data(saved(tmp_path, **arrays))
-    assert data.notes == ("40 train, 40 val, 40 test: train, val and test as given",)
+    assert data.notes[0] == "40 train, 40 val, 40 test: train, val and test as given"
     assert data.val.names[3] == "val[3]"
 
 
@@ -65,7 +65,7 @@ BAD = {
     "no images": (dict(images=IMAGES[:0], labels=LABELS[:0]), r"have shape \(0, 8, 6, 3\)"),
     "integers": (
         dict(images=IMAGES.astype(int), labels=LABELS),
-        r"are int64: they must be uint8, or floats in \[0, 1\]",
+        r"are int64: they must be uint8, uint16, or floats in \[0, 1\]",
     ),
     "floats to 255": (dict(images=IMAGES / 1.0, labels=LABELS), r"from 0.0 to 255.0: floats must be in \[0, 1\]"),
     "NaN": (dict(images=IMAGES * np.nan, labels=LABELS), r"from nan to nan: floats must be in \[0, 1\]"),

@@ -12,12 +12,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-from jaxtyping import UInt8
+from jaxtyping import UInt
 
 from smallvit.data.cache import decoded
 from smallvit.data.dataset import Dataset, Fit, Preprocess, Split
 from smallvit.data.decoding import header
 from smallvit.data.listing import LAYOUT, count, list_images, list_to_test, natural, some
+from smallvit.data.near import near_notes
 from smallvit.data.progress import in_threads
 from smallvit.data.splits import Groups, choose_size, mean_and_std, split_rest
 
@@ -39,6 +40,8 @@ class Found(NamedTuple):
     content: str  # hash
     size: tuple[int, int]
     grey: bool
+    deep: bool
+    frames: int
 
 
 def load_folder(
@@ -60,11 +63,11 @@ def load_folder(
 
     while True:
         _check(folder, classes, found, unreadable)
-        channels = 1 if all(entry.grey for entry in found) else 3
+        channels, depth, kind = _kind(found)
         size = image_size or choose_size((f.size for f in found), np.array([min(f.size) for f in found]))
         parts, how = _split(found, classes, seed, grouped_by)
         rows = [entry for part in parts.values() for entry in part]
-        images = _decoded(rows, size, channels, fit, cache_dir)
+        images = _decoded(rows, size, channels, depth, fit, cache_dir)
         if not isinstance(images, dict):
             break
         # Sound at its beginning, broken further on. The split must not count it.
@@ -84,11 +87,13 @@ def load_folder(
     notes = [
         _summary(classes, found),
         how,
+        *kind,
         *notes,
         *_unreadable_note(folder, unreadable),
         *_missing_classes(classes, parts),
         *_duplicates(folder, parts),
         *_shared_groups(grouped_by, parts),
+        *near_notes(splits, known=_equal_rows(parts)),
     ]
     return Dataset(
         folder.resolve().name,
@@ -96,7 +101,7 @@ def load_folder(
         splits["train"],
         splits["val"],
         splits.get("test"),
-        Preprocess(size, channels, fit, mean, std),
+        Preprocess(size, channels, fit, mean, std, depth),
         tuple(notes),
     )
 
@@ -117,7 +122,7 @@ def load_test_folder(
     found = [entry for entry in scanned if isinstance(entry, Found)]
     unreadable = [entry for entry in scanned if isinstance(entry, str)]
     while found:
-        images = _decoded(found, preprocess.size, preprocess.channels, preprocess.fit, cache_dir)
+        images = _decoded(found, preprocess.size, preprocess.channels, preprocess.depth, preprocess.fit, cache_dir)
         if not isinstance(images, dict):
             labels = np.array([entry.label for entry in found], np.int32)
             names = [_name(folder, entry) for entry in found]
@@ -138,14 +143,14 @@ def _scan(entry: Listed) -> Found | str:
     """The hash of the content and what the header says; or why the file cannot be used."""
     try:
         content = _read(entry.path)
-        height, width, grey = header(_Bytes(content, entry.path))
+        height, width, grey, deep, frames = header(_Bytes(content, entry.path))
     except OSError as error:
         if error.errno not in (errno.EACCES, errno.EPERM, errno.ENOENT):  # of the disk or network, not of the file
             raise ValueError(f"cannot read {entry.path}: {error.strerror}") from None
         return f"cannot read {entry.path}: {error.strerror}"
     except ValueError as error:
         return str(error)
-    return Found(*entry, _hash(content), (height, width), grey)
+    return Found(*entry, _hash(content), (height, width), grey, deep, frames)
 
 
 class _Bytes(io.BytesIO):
@@ -181,15 +186,35 @@ def _read_again(entry: Found) -> io.BytesIO:
 
 
 def _decoded(
-    entries: Sequence[Found], size: tuple[int, int], channels: int, fit: Fit, cache_dir: Path
-) -> UInt8[np.ndarray, "n H W c"] | dict[int, str]:
+    entries: Sequence[Found], size: tuple[int, int], channels: int, depth: int, fit: Fit, cache_dir: Path
+) -> UInt[np.ndarray, "n H W c"] | dict[int, str]:
     files = [(partial(_read_again, entry), entry.content) for entry in entries]
     try:
-        return decoded(files, size, channels, fit, cache_dir)
+        return decoded(files, size, channels, fit, cache_dir, depth)
     except OSError as error:
         if error.filename is None:
             raise
         raise ValueError(f"cannot read {error.filename}: {error.strerror}") from None
+
+
+def _kind(found: Sequence[Found]) -> tuple[int, int, list[str]]:
+    """Channels and bits of the images, and what to say if these are unusual."""
+    depth = 16 if all(entry.deep for entry in found) else 8
+    frames = {entry.frames for entry in found}
+    notes = []
+    if depth == 8 and any(entry.deep for entry in found):
+        notes.append(f"only {sum(entry.deep for entry in found):,} images have 16 bits: all are brought to 8")
+    if len(frames) > 1:
+        notes.append(f"TIFF stacks have from {min(frames)} to {max(frames)} frames: only the first one is used")
+        frames = {1}
+    (channels,) = frames
+    if channels > 1:
+        notes.append(f"the {channels} frames of each TIFF stack are its channels")
+    elif not all(entry.grey for entry in found):
+        channels = 3
+    if depth == 16:
+        notes.append("images have 16 bits, which are kept")
+    return channels, depth, notes
 
 
 def _check(folder: Path, classes: Sequence[str], found: Sequence[Found], unreadable: Sequence[str]) -> None:
@@ -257,6 +282,12 @@ def _shared_groups(grouped_by: str | None, parts: dict[str, list[Found]]) -> lis
 
 def _name(folder: Path, entry: Found) -> str:
     return Path(os.path.relpath(entry.path, folder)).as_posix()
+
+
+def _equal_rows(parts: dict[str, list[Found]]) -> dict[str, set[int]]:
+    """In each split, the images that are also in train."""
+    trained = {entry.content for entry in parts["train"]}
+    return {part: {row for row, e in enumerate(entries) if e.content in trained} for part, entries in parts.items()}
 
 
 def _duplicates(folder: Path, parts: dict[str, list[Found]]) -> list[str]:

@@ -178,6 +178,8 @@ class Traits(Protocol):
     def mirrors(self) -> bool: ...
     @property
     def policy(self) -> AutoAugment: ...
+    @property
+    def photographic(self) -> bool: ...
 
 
 @dataclass(frozen=True)
@@ -246,6 +248,13 @@ class TrainConfig:
         recipe = RECIPES[self.recipe]
         policy = data.policy if recipe.augment.policy in get_args(AutoAugment) else recipe.augment.policy
         augment = replace(recipe.augment, flip=recipe.augment.flip and data.mirrors, policy=policy)
+        if not data.photographic:
+            for name, off in (("policy", "none"), ("colour", 0.0)):
+                if (given := getattr(self.in_recipe, name)) not in (None, off):
+                    raise ValueError(
+                        f"{name}={given} is for images of 8 bits, grey or in colour: leave it out for these"
+                    )
+            augment = replace(augment, policy="none", colour=0.0)
         return self.in_recipe.apply(replace(recipe, augment=augment))
 
     @property
