@@ -112,3 +112,22 @@ def test_bad_arguments():
 def test_bad_fit():
     with pytest.raises(ValueError, match=r"fit='stretch' must be 'crop' or 'pad'"):
         load_data(fit="stretch")  # type: ignore[arg-type]
+
+
+def test_medmnist(tmp_path: Path):
+    """As its files are: labels in a column, three splits, numbers without names."""
+    rng = np.random.default_rng(0)
+    for name, number, first, mirrors in (
+        ("pneumoniamnist", 2, "normal", True),
+        ("organsmnist_64", 11, "bladder", False),
+        ("pathmnist_224", 9, "adipose", True),
+        ("retinamnist", 5, "0", True),
+        ("pneumoniamnist-mine", 2, "0", True),
+        ("bloodmnist", 3, "0", True),  # another set under that name
+    ):
+        labels = (np.arange(33) % number).astype(np.uint8)[:, None]
+        images = {f"{part}_images": rng.integers(0, 256, (33, 10, 10), np.uint8) for part in ("train", "val", "test")}
+        np.savez(tmp_path / f"{name}.npz", **images, train_labels=labels, val_labels=labels, test_labels=labels)
+        data = load_data(tmp_path / f"{name}.npz")
+        assert (len(data.classes), data.classes[0], data.mirrors) == (number, first, mirrors)
+        assert data.train.images.shape == (33, 10, 10, 1)

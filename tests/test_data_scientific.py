@@ -222,6 +222,6 @@ def test_from_files_to_answers(tmp_path: Path, env: dict[str, str], channels: in
     (drawn,) = explain(run, files[:1], out=tmp_path / "explained")
     assert drawn.stat().st_size > 1000
     assert (run / "augmented.png").exists()
-    facts = json.loads(Path(f"{export(run, 'stablehlo', tmp_path / 'model.hlo')}.json").read_text())
+    facts = json.loads(Path(f"{export(run, 'stablehlo', tmp_path / 'model.stablehlo')}.json").read_text())
     assert facts["input"]["type"] == "uint16"
     assert facts["preprocess"]["depth"] == 16

@@ -12,6 +12,7 @@ from jaxtyping import Int32, UInt
 
 from smallvit.data.dataset import Dataset, Fit, Preprocess, Split
 from smallvit.data.decoding import MAX_FRAMES, fit_pixels
+from smallvit.data.medmnist import CLASSES, SIDED, medmnist_name
 from smallvit.data.near import near_notes
 from smallvit.data.splits import choose_size, mean_and_std, split_rest
 
@@ -54,7 +55,7 @@ def load_npz(path: Path, *, image_size: tuple[int, int] | None, fit: Fit, seed: 
     classes, given = read_npz(path)
     data = from_arrays(path.stem, classes, given, image_size=image_size, fit=fit, seed=seed)
     splits = {"train": data.train, "val": data.val} | ({} if data.test is None else {"test": data.test})
-    return replace(data, notes=(*data.notes, *near_notes(splits)))
+    return replace(data, notes=(*data.notes, *near_notes(splits)), mirrors=medmnist_name(path) not in SIDED)
 
 
 def read_npz(path: Path) -> tuple[list[str], dict[str, Labelled]]:
@@ -89,6 +90,9 @@ def read_npz(path: Path) -> tuple[list[str], dict[str, Labelled]]:
             raise ValueError(f"{path}: the images of train are {first}, those of {part} {kind}")
 
     highest = max(int(labels.max()) for _, labels in given.values())
+    known = CLASSES.get(medmnist_name(path) or "", ())
+    if "classes" not in arrays and len(known) == highest + 1:
+        arrays["classes"] = np.array(known)
     return _checked_classes(arrays.get("classes"), highest, sum(len(s.labels) for s in given.values()), path), given
 
 
