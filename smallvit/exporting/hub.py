@@ -116,4 +116,4 @@ mean {_numbers(preprocess.mean)} and std {_numbers(preprocess.std)}.
 
 
 def _numbers(values: tuple[float, ...]) -> str:
-    return ", ".join(f"{value:.4f}" for value in values)
+    return ", ".join(f"{value:.4f}" if value >= 0.01 else f"{value:.3g}" for value in values)
