@@ -78,7 +78,8 @@ def _tables(folder: Path, labels: Path | None, group: str | None) -> tuple[dict[
 
 def _list_tables(folder: Path, tables: dict[str, Table]) -> Listing:
     files = [file for part, table in tables.items() for file in _rows(table, part)]
-    names = some([os.path.relpath(table.path, folder) for table in tables.values()])
+    paths = [table.path for table in tables.values()]
+    names = some([str(path.relative_to(folder) if path.is_relative_to(folder) else path) for path in paths])
     present = {part: {file.name for file in files if file.part == part} for part in ("train", "val", "test")}
     if not present["train"]:
         raise ValueError(f"{names} of {folder} has no images to train on: the split of some must be train")
