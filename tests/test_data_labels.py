@@ -214,6 +214,16 @@ def test_a_group_is_on_one_side(tmp_path: Path, layout: str):
         assert any(note.startswith("2 images without a group in labels.csv: 19.png, 18.png") for note in data.notes)
 
 
+def test_groups_alone_in_split_folders(tmp_path: Path):
+    """One class folder each, so that the tables are looked at: there are no labels in them."""
+    folder = tmp_path / "photos"
+    for part in ("train", "test"):
+        photos(folder / part, [f"cat/{name}" for name in NAMES[:4]])
+        table(folder / part, "file,group", "cat/0.png,1", name="metadata.csv")
+    with pytest.raises(ValueError, match="has the only class 'cat'"):
+        load_data(folder, cache_dir=tmp_path / "cache")
+
+
 def test_equal_files_join_groups(tmp_path: Path):
     folder = photos(tmp_path / "photos", NAMES)
     for i in range(0, 18, 2):  # each image of a group is also in the next, all of the first ten hang together

@@ -71,6 +71,7 @@ def decode(
     def pixels(image: Image.Image) -> UInt[np.ndarray, "H W c"]:
         frames = _frames(image)
         if frames == channels > 1:
+            _refuse_bomb(image, frames)
             return fit_pixels(np.stack([*_stack(image, frames, depth)], axis=-1), size, fit)
         if channels not in (1, 3):
             raise ValueError(f"it has {frames if frames > 1 else len(image.getbands())} channels, not {channels}")
@@ -153,8 +154,8 @@ def _with_image(source: Source, use: Callable[[Image.Image], _T], formats: Seque
     raise ValueError(f"cannot read {name}: {reason}")
 
 
-def _refuse_bomb(image: Image.Image) -> None:
-    if image.width * image.height > MAX_PIXELS:
+def _refuse_bomb(image: Image.Image, frames: int = 1) -> None:
+    if image.width * image.height * frames > MAX_PIXELS:
         raise Image.DecompressionBombError
 
 

@@ -39,8 +39,8 @@ def list_images(folder: Path, labels: Path | None, group: str | None) -> Listing
     notes = [*notes, *listing.notes]
     if not tables:
         return Listing(listing.classes, listing.files, None, notes)
-    (table,) = tables.values()
-    groups = {os.path.abspath(row.path): row.group for row in table.rows}
+    table = next(iter(tables.values()))
+    groups = {os.path.abspath(row.path): row.group for each in tables.values() for row in each.rows}
     files = [file._replace(group=groups.get(os.path.abspath(file.path), "")) for file in listing.files]
     if without := [file.path.name for file in files if not file.group]:
         notes.append(f"{count(without, 'image')} without a group in {table.path.name}: {some(without)}")
