@@ -44,7 +44,7 @@ def test_given_splits(tmp_path: Path):
     arrays = {f"{part}_images": IMAGES for part in ("train", "val", "test")}
     arrays |= {f"{part}_labels": LABELS for part in ("train", "val", "test")}
     data = load_data(saved(tmp_path, **arrays))
-    assert data.notes == ("40 train, 40 val, 40 test: train, val and test as given",)
+    assert data.notes[0] == "40 train, 40 val, 40 test: train, val and test as given"
     assert data.val.names[3] == "val[3]"
 
 
@@ -65,7 +65,7 @@ BAD = {
     "no images": (dict(images=IMAGES[:0], labels=LABELS[:0]), r"have shape \(0, 8, 6, 3\)"),
     "integers": (
         dict(images=IMAGES.astype(int), labels=LABELS),
-        r"are int64: they must be uint8, or floats in \[0, 1\]",
+        r"are int64: they must be uint8, uint16, or floats in \[0, 1\]",
     ),
     "floats to 255": (dict(images=IMAGES / 1.0, labels=LABELS), r"from 0.0 to 255.0: floats must be in \[0, 1\]"),
     "NaN": (dict(images=IMAGES * np.nan, labels=LABELS), r"from nan to nan: floats must be in \[0, 1\]"),
@@ -112,3 +112,22 @@ def test_bad_arguments():
 def test_bad_fit():
     with pytest.raises(ValueError, match=r"fit='stretch' must be 'crop' or 'pad'"):
         load_data(fit="stretch")  # type: ignore[arg-type]
+
+
+def test_medmnist(tmp_path: Path):
+    """As its files are: labels in a column, three splits, numbers without names."""
+    rng = np.random.default_rng(0)
+    for name, number, first, mirrors in (
+        ("pneumoniamnist", 2, "normal", True),
+        ("organsmnist_64", 11, "bladder", False),
+        ("pathmnist_224", 9, "adipose", True),
+        ("retinamnist", 5, "0", True),
+        ("pneumoniamnist-mine", 2, "0", True),
+        ("bloodmnist", 3, "0", True),  # another set under that name
+    ):
+        labels = (np.arange(33) % number).astype(np.uint8)[:, None]
+        images = {f"{part}_images": rng.integers(0, 256, (33, 10, 10), np.uint8) for part in ("train", "val", "test")}
+        np.savez(tmp_path / f"{name}.npz", **images, train_labels=labels, val_labels=labels, test_labels=labels)
+        data = load_data(tmp_path / f"{name}.npz")
+        assert (len(data.classes), data.classes[0], data.mirrors) == (number, first, mirrors)
+        assert data.train.images.shape == (33, 10, 10, 1)

@@ -12,7 +12,7 @@ import pytest
 from PIL import Image
 
 from smallvit.data import find_images, load_data
-from smallvit.data.folder import natural
+from smallvit.data.listing import natural
 
 
 def save(path: Path, seed: int, size: tuple[int, int] = (8, 8), channels: int = 3) -> None:

@@ -1,4 +1,4 @@
-"""From a uint8 batch to what the model trains on. Every image has a key of its own, from its place in the batch."""
+"""From a batch of pixels to what the model trains on. Every image has a key of its own, from its place in the batch."""
 
 from collections.abc import Callable
 from functools import partial
@@ -6,7 +6,7 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Int, Key, Num, PRNGKeyArray, UInt8
+from jaxtyping import Array, Float, Int, Key, Num, PRNGKeyArray, UInt
 
 from smallvit.augment.ops import OPS, Image, apply_op, blend, grey, mean_grey, resample
 from smallvit.augment.policies import Table, policy_table
@@ -20,7 +20,7 @@ TRIES = 10  # at a rectangle that fits, as in torchvision
 
 def augment_batch(
     key: PRNGKeyArray,
-    images: UInt8[Array, "b H W c"] | Images,
+    images: UInt[Array, "b H W c"] | Images,
     labels: Int[Array, " b"],
     num_classes: int,
     spec: Augment,
@@ -35,11 +35,11 @@ def augment_batch(
 
 
 def augment_images(
-    key: PRNGKeyArray, images: UInt8[Array, "b H W c"] | Images, spec: Augment
-) -> UInt8[Array, "b H W c"] | Images:
-    """What comes before normalisation; the result has the type of the images, levels from 0 to 255.
+    key: PRNGKeyArray, images: UInt[Array, "b H W c"] | Images, spec: Augment
+) -> UInt[Array, "b H W c"] | Images:
+    """What comes before normalisation; the result has the type of the images.
 
-    A policy and colour work on whole levels, so they round a batch of floats.
+    A policy and colour are for levels from 0 to 255, and whole ones, so they round a batch of floats.
     """
     out = jax.vmap(partial(_augment_image, spec=spec))(_keys(key, len(images)), images)
     return (out if jnp.issubdtype(images.dtype, jnp.floating) else jnp.round(out)).astype(images.dtype)

@@ -3,20 +3,22 @@
 import hashlib
 import zipfile
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-from jaxtyping import Int32, UInt8
-from PIL import Image
+from jaxtyping import Int32, UInt
 
 from smallvit.data.dataset import Dataset, Fit, Preprocess, Split
-from smallvit.data.decoding import fit_image
+from smallvit.data.decoding import MAX_FRAMES, fit_pixels
+from smallvit.data.medmnist import CLASSES, SIDED, medmnist_name
+from smallvit.data.near import near_notes
 from smallvit.data.splits import choose_size, mean_and_std, split_rest
 
 
 class Labelled(NamedTuple):
-    images: UInt8[np.ndarray, "n H W c"]
+    images: UInt[np.ndarray, "n H W c"]
     labels: Int32[np.ndarray, "n"]
 
 
@@ -45,13 +47,15 @@ def from_arrays(
     size = image_size or choose_size({train.shape[1:3]}, np.full(1, min(train.shape[1:3])))
     splits = {part: Split(resized(s.images, size, fit), s.labels, s.names) for part, s in splits.items()}
     mean, std = mean_std or mean_and_std(splits["train"].images)
-    preprocess = Preprocess(size, train.shape[3], fit, mean, std)
+    preprocess = Preprocess(size, train.shape[3], fit, mean, std, 8 * train.dtype.itemsize)
     return Dataset(name, tuple(classes), splits["train"], splits["val"], splits.get("test"), preprocess, (note,))
 
 
 def load_npz(path: Path, *, image_size: tuple[int, int] | None, fit: Fit, seed: int) -> Dataset:
     classes, given = read_npz(path)
-    return from_arrays(path.stem, classes, given, image_size=image_size, fit=fit, seed=seed)
+    data = from_arrays(path.stem, classes, given, image_size=image_size, fit=fit, seed=seed)
+    splits = {"train": data.train, "val": data.val} | ({} if data.test is None else {"test": data.test})
+    return replace(data, notes=(*data.notes, *near_notes(splits)), mirrors=medmnist_name(path) not in SIDED)
 
 
 def read_npz(path: Path) -> tuple[list[str], dict[str, Labelled]]:
@@ -82,28 +86,36 @@ def read_npz(path: Path) -> tuple[list[str], dict[str, Labelled]]:
         if given[part].images.shape[1:] != given["train"].images.shape[1:]:
             shapes = " and ".join(str(split.images.shape[1:]) for split in (given["train"], given[part]))
             raise ValueError(f"{path}: the images of train and {part} differ in shape: {shapes}")
+        if (kind := given[part].images.dtype) != (first := given["train"].images.dtype):
+            raise ValueError(f"{path}: the images of train are {first}, those of {part} {kind}")
 
     highest = max(int(labels.max()) for _, labels in given.values())
+    known = CLASSES.get(medmnist_name(path) or "", ())
+    if "classes" not in arrays and len(known) == highest + 1:
+        arrays["classes"] = np.array(known)
     return _checked_classes(arrays.get("classes"), highest, sum(len(s.labels) for s in given.values()), path), given
 
 
 _NAMES = {f"{part}{kind}" for part in ("", "train_", "val_", "test_") for kind in ("images", "labels")} | {"classes"}
 
 
-def _checked_images(images: np.ndarray, where: str) -> UInt8[np.ndarray, "n H W c"]:
-    if images.ndim not in (3, 4) or 0 in images.shape or (images.ndim == 4 and images.shape[3] not in (1, 3)):
-        hint = (
-            ": channels come last, use transpose(0, 2, 3, 1)" if images.ndim == 4 and images.shape[1] in (1, 3) else ""
-        )
-        raise ValueError(f"{where} have shape {images.shape}, not (n, H, W), (n, H, W, 1) or (n, H, W, 3){hint}")
+def _checked_images(images: np.ndarray, where: str) -> UInt[np.ndarray, "n H W c"]:
+    if images.ndim == 3:
+        images = images[..., None]
+    if images.ndim != 4 or 0 in images.shape:
+        raise ValueError(f"{where} have shape {images.shape}, not (n, H, W) or (n, H, W, c)")
+    _, height, width, channels = images.shape
+    if channels not in (1, 3) and (channels > MAX_FRAMES or height < min(width, channels)):
+        hint = ": channels come last, use transpose(0, 2, 3, 1)" if height < min(width, channels) else ""
+        raise ValueError(f"{where} have shape {images.shape}, not (n, H, W, c) with c up to {MAX_FRAMES}{hint}")
     if images.dtype.kind == "f":
         low, high = images.min(), images.max()
         if not (low >= 0 and high <= 1):  # NaN is neither
             raise ValueError(f"{where} are {images.dtype} from {low} to {high}: floats must be in [0, 1]")
         images = np.round(images * 255).astype(np.uint8)
-    if images.dtype != np.uint8:
-        raise ValueError(f"{where} are {images.dtype}: they must be uint8, or floats in [0, 1]")
-    return images if images.ndim == 4 else images[..., None]
+    if images.dtype not in (np.uint8, np.uint16):
+        raise ValueError(f"{where} are {images.dtype}: they must be uint8, uint16, or floats in [0, 1]")
+    return images.astype(images.dtype.newbyteorder("="), copy=False)
 
 
 def _checked_labels(labels: np.ndarray, where: str) -> Int32[np.ndarray, "n"]:
@@ -134,12 +146,11 @@ def _checked_classes(classes: np.ndarray | None, highest: int, n: int, path: Pat
     return names
 
 
-def resized(images: UInt8[np.ndarray, "n H W c"], size: tuple[int, int], fit: Fit) -> UInt8[np.ndarray, "n h w c"]:
+def resized(images: UInt[np.ndarray, "n H W c"], size: tuple[int, int], fit: Fit) -> UInt[np.ndarray, "n h w c"]:
     if images.shape[1:3] == size:
         return images
     # One after the other: measured on 28 pixels, threads that each do so little take longer.
-    pictures = (Image.fromarray(image[:, :, 0] if images.shape[3] == 1 else image) for image in images)
-    resized = np.empty((len(images), *size, images.shape[3]), np.uint8)
-    for i, picture in enumerate(pictures):
-        resized[i] = fit_image(picture, size, fit)
+    resized = np.empty((len(images), *size, images.shape[3]), images.dtype)
+    for i, image in enumerate(images):
+        resized[i] = fit_pixels(image, size, fit)
     return resized

@@ -11,7 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
-from jaxtyping import UInt8
+from jaxtyping import UInt
 
 from smallvit.common.files import trim, write_safely
 from smallvit.data.dataset import Fit
@@ -24,20 +24,26 @@ LIMIT = 50 * 10**9  # bytes of a cache folder; the entries that were used longes
 
 
 def decoded(
-    files: Sequence[tuple[Callable[[], Source], str]], size: tuple[int, int], channels: int, fit: Fit, cache_dir: Path
-) -> UInt8[np.ndarray, "n H W c"] | dict[int, str]:
+    files: Sequence[tuple[Callable[[], Source], str]],
+    size: tuple[int, int],
+    channels: int,
+    fit: Fit,
+    cache_dir: Path,
+    depth: int = 8,
+) -> UInt[np.ndarray, "n H W c"] | dict[int, str]:
     """The images of the files, each given with a name for its content; or what is wrong with which of them.
 
     Either answer is kept in the cache; an OSError is not, which says nothing about an image, and is raised. The name of
     an entry is made of the contents, so it can be wrong only by damage, and two runs that write it at once write the
     same.
     """
-    settings = json.dumps([VERSION, size, channels, fit, [content for _, content in files]])
+    contents = [content for _, content in files]
+    settings = json.dumps([VERSION, size, channels, fit, contents, *([] if depth == 8 else [depth])])
     key = hashlib.blake2b(settings.encode(), digest_size=16).hexdigest()
-    shape = (len(files), *size, channels)
+    shape, dtype = (len(files), *size, channels), np.dtype(np.uint8 if depth == 8 else np.uint16)
     images_file, unreadable_file = cache_dir / f"{key}.npy", cache_dir / f"{key}.json"
 
-    if (images := _open(images_file, shape)) is not None:
+    if (images := _open(images_file, shape, dtype)) is not None:
         return images
     try:
         return {int(row): reason for row, reason in json.loads(unreadable_file.read_text()).items()}
@@ -47,35 +53,37 @@ def decoded(
     unreadable: dict[int, str] = {}
 
     def write(temporary: Path) -> None:
-        images = np.lib.format.open_memmap(temporary, mode="w+", dtype=np.uint8, shape=shape)
+        images = np.lib.format.open_memmap(temporary, mode="w+", dtype=dtype, shape=shape)
         _reserve(temporary)
 
         def decode_row(row: int) -> None:
             try:
-                images[row] = decode(files[row][0](), size, channels, fit)  # the bytes that were hashed, in memory
+                images[row] = decode(
+                    files[row][0](), size, channels, fit, depth=depth
+                )  # the bytes that were hashed, in memory
             except ValueError as error:
                 unreadable[row] = str(error)
 
         in_threads(decode_row, range(len(files)), f"decoding {len(files):,} images")
         images.flush()
 
-    _make_room(cache_dir, int(np.prod(shape)))
+    _make_room(cache_dir, int(np.prod(shape)) * dtype.itemsize)
     write_safely(images_file, write, keep=lambda: not unreadable)
     if unreadable:
         write_safely(unreadable_file, lambda temporary: temporary.write_text(json.dumps(unreadable)))
         return unreadable
-    images = _open(images_file, shape)
+    images = _open(images_file, shape, dtype)
     assert images is not None
     return images
 
 
-def _open(path: Path, shape: tuple[int, ...]) -> UInt8[np.ndarray, "n H W c"] | None:
+def _open(path: Path, shape: tuple[int, ...], dtype: np.dtype) -> UInt[np.ndarray, "n H W c"] | None:
     try:
         images = np.lib.format.open_memmap(path, mode="r")
     except (OSError, ValueError):  # there is none, or it is torn
         return None
     whole = path.stat().st_size == images.offset + images.nbytes
-    if not (whole and images.shape == shape and images.dtype == np.uint8):
+    if not (whole and images.shape == shape and images.dtype == dtype):
         return None
     with suppress(OSError):  # it may be another user's
         os.utime(path)  # so that it is not the next to be trimmed

@@ -1,11 +1,11 @@
-"""What every source becomes: uint8 images, labels and class names in three splits, and how a file becomes an image."""
+"""What every source becomes: images, labels and class names in three splits, and how a file becomes an image."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Literal
 
 import numpy as np
-from jaxtyping import Array, Float32, Int32, Shaped, UInt8
+from jaxtyping import Array, Float32, Int32, Shaped, UInt
 
 Fit = Literal["crop", "pad"]
 Policy = Literal["cifar10", "svhn", "imagenet"]
@@ -13,7 +13,9 @@ Policy = Literal["cifar10", "svhn", "imagenet"]
 
 @dataclass(frozen=True)
 class Split:
-    images: UInt8[np.ndarray, "n H W c"]  # in memory or memory-mapped: index it, never copy it whole
+    images: UInt[
+        np.ndarray, "n H W c"
+    ]  # uint8, or uint16 for a depth of 16; in memory or memory-mapped: index it, never copy it whole
     labels: Int32[np.ndarray, "n"]
     names: Sequence[str]  # where each image came from: a path below the folder, or an index such as "train[17]"
 
@@ -26,25 +28,43 @@ class Preprocess:
     """From a file to what the model sees. It is stored with the model, so that prediction does the same."""
 
     size: tuple[int, int]  # height, width
-    channels: int  # 1 if every image is grey, else 3
+    channels: int  # 1 if every image is grey, else 3; others for stacks and arrays
     fit: Fit
     mean: tuple[float, ...]  # of pixels in [0, 1], one for each channel
     std: tuple[float, ...]
+    depth: int = 8  # bits of a pixel's channel: 8 or 16
+
+    @property
+    def top(self) -> int:
+        """The highest value of a pixel."""
+        return 2**self.depth - 1
+
+    @property
+    def dtype(self) -> type[np.uint8] | type[np.uint16]:
+        return np.uint8 if self.depth == 8 else np.uint16
+
+    @property
+    def photographic(self) -> bool:
+        """Whether what is done to the colours of photographs can be done to these images."""
+        return self.depth == 8 and self.channels in (1, 3)
 
     def normalise(self, images: Shaped[Array | np.ndarray, "*b H W c"]) -> Float32[Array | np.ndarray, "*b H W c"]:
         # Of the images' own rank, since jax may be told to refuse to add axes.
         shape = (1,) * (images.ndim - 1) + (self.channels,)
         mean = np.asarray(self.mean, np.float32).reshape(shape)
         std = np.asarray(self.std, np.float32).reshape(shape)
-        return (images.astype(np.float32) / 255 - mean) / std
+        return (images.astype(np.float32) / self.top - mean) / std
 
     def to_json(self) -> dict[str, Any]:
-        return {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()}
+        stored = {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()}
+        if self.depth == 8:
+            del stored["depth"]  # as in models from before there was another
+        return stored
 
     @classmethod
     def from_json(cls, stored: Mapping[str, Any]) -> "Preprocess":
         names = [field.name for field in fields(cls)]
-        if sorted(stored) != sorted(names):
+        if sorted({**stored, "depth": 8}) != sorted(names):
             raise ValueError(f"a stored preprocessing has the fields {', '.join(names)}, not {', '.join(stored)}")
         height, width = stored["size"]
         return cls(
@@ -53,6 +73,7 @@ class Preprocess:
             stored["fit"],
             tuple(map(float, stored["mean"])),
             tuple(map(float, stored["std"])),
+            int(stored.get("depth", 8)),
         )
 
 
@@ -67,3 +88,7 @@ class Dataset:
     notes: tuple[str, ...]  # lines for the user: how it was split, what was skipped, duplicates across splits
     policy: Policy = "imagenet"  # of AutoAugment, the one that was found on images like these
     mirrors: bool = True  # whether an image and its mirror image are of the same class; digits and signs are not
+
+    @property
+    def photographic(self) -> bool:
+        return self.preprocess.photographic

@@ -1,18 +1,19 @@
-"""One image file, whatever its kind, as an array of 8-bit pixels of the size asked for; safe on any bytes."""
+"""One image file, whatever its kind, as an array of pixels of the size and depth asked for; safe on any bytes."""
 
 import io
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
 import numpy as np
-from jaxtyping import UInt8
+from jaxtyping import Float32, UInt, UInt8, UInt16
 from PIL import Image, ImageOps, UnidentifiedImageError
 
 from smallvit.data.dataset import Fit
 
+MAX_FRAMES = 64  # of a stack that are taken for channels
 MAX_PIXELS = 89_478_485  # where Pillow starts to suspect a decompression bomb
 
 Image.init()
@@ -50,23 +51,30 @@ class Header(NamedTuple):
     height: int
     width: int
     grey: bool
+    deep: bool  # more than 8 bits
+    frames: int  # of a TIFF stack of grey images, else 1
 
 
 def decode(
-    source: Source, size: tuple[int, int], channels: int, fit: Fit, formats: Sequence[str] = FORMATS
-) -> UInt8[np.ndarray, "H W c"]:
+    source: Source, size: tuple[int, int], channels: int, fit: Fit, formats: Sequence[str] = FORMATS, depth: int = 8
+) -> UInt[np.ndarray, "H W c"]:
     """The (first) image, upright and on white where it is transparent, with its aspect ratio kept.
 
     "crop" takes the largest middle part of the right shape; "pad" takes everything and fills up with the image's mean
     colour, which, unlike black, adds no edges that are stronger than the image's own. An image of the right size is
-    not touched. 16-bit images are scaled from the full range of their type.
+    not touched. To a depth of 8, 16-bit images are scaled from the full range of their type. The frames of a TIFF stack
+    of grey images are its channels, if there are as many.
 
     Raises ValueError, which names the file, for whatever cannot be read.
     """
-    if channels not in (1, 3):
-        raise ValueError(f"channels={channels} must be 1 or 3")
 
-    def pixels(image: Image.Image) -> UInt8[np.ndarray, "H W c"]:
+    def pixels(image: Image.Image) -> UInt[np.ndarray, "H W c"]:
+        frames = _frames(image)
+        if frames == channels > 1:
+            _refuse_bomb(image, frames)
+            return fit_pixels(np.stack([*_stack(image, frames, depth)], axis=-1), size, fit)
+        if channels not in (1, 3):
+            raise ValueError(f"it has {frames if frames > 1 else len(image.getbands())} channels, not {channels}")
         enough = 2 * max(size)  # what a JPEG may be shrunk to while it is decoded, with a reserve for good resampling
         if min(image.size) > enough:
             image.draft(None, tuple(side * enough // min(image.size) for side in image.size))  # type: ignore[arg-type]
@@ -74,7 +82,9 @@ def decode(
         _refuse_bomb(image)
         with suppress(Exception):  # broken EXIF data are no reason to refuse a sound image
             image = ImageOps.exif_transpose(image)
-        return fit_image(_eight_bits(image, channels), size, fit)
+        if depth == 8:
+            return fit_image(_eight_bits(image, channels), size, fit)
+        return fit_pixels(_sixteen_bits(image, channels), size, fit)
 
     return _with_image(source, pixels, formats)
 
@@ -89,12 +99,14 @@ def header(source: Source, formats: Sequence[str] = FORMATS) -> Header:
             with suppress(Exception):
                 if image.getexif().get(_ORIENTATION) in (5, 6, 7, 8):
                     width, height = height, width
-        return Header(height, width, _is_grey(image))
+        return Header(height, width, _is_grey(image), _is_deep(image), _frames(image))
 
     return _with_image(source, read, formats)
 
 
-def fit_image(image: Image.Image, size: tuple[int, int], fit: Fit) -> UInt8[np.ndarray, "H W c"]:
+def fit_image(
+    image: Image.Image, size: tuple[int, int], fit: Fit
+) -> UInt8[np.ndarray, "H W c"] | Float32[np.ndarray, "H W c"]:
     height, width = size
     if image.size == (width, height):
         fitted = image
@@ -105,11 +117,22 @@ def fit_image(image: Image.Image, size: tuple[int, int], fit: Fit) -> UInt8[np.n
         scale = min(width / image.width, height / image.height)
         inside = (max(round(image.width * scale), 1), max(round(image.height * scale), 1))
         inner = image.resize(inside, Image.Resampling.BICUBIC)
-        mean = np.asarray(inner).mean(axis=(0, 1)).round().astype(int)
-        fitted = ImageOps.pad(inner, (width, height), color=tuple(np.atleast_1d(mean).tolist()))
+        mean = np.atleast_1d(np.asarray(inner).mean(axis=(0, 1)).round().astype(int)).tolist()
+        fitted = ImageOps.pad(inner, (width, height), color=mean[0] if len(mean) == 1 else tuple(mean))
     else:
         raise ValueError(f'fit={fit!r} must be "crop" or "pad"')
     return np.array(fitted).reshape(height, width, -1)
+
+
+def fit_pixels(pixels: UInt[np.ndarray, "H W c"], size: tuple[int, int], fit: Fit) -> UInt[np.ndarray, "h w c"]:
+    """The same of pixels that Pillow has no image for: of more bits or other channels, one after the other."""
+    if pixels.dtype == np.uint8 and pixels.shape[2] in (1, 3):
+        return fit_image(Image.fromarray(pixels[..., 0] if pixels.shape[2] == 1 else pixels), size, fit)
+    if pixels.shape[:2] == size:
+        return pixels
+    channels = [fit_image(Image.fromarray(plane.astype(np.float32)), size, fit) for plane in np.moveaxis(pixels, 2, 0)]
+    top = np.iinfo(pixels.dtype).max
+    return np.concatenate(channels, axis=2).round().clip(0, top).astype(pixels.dtype)
 
 
 def _with_image(source: Source, use: Callable[[Image.Image], _T], formats: Sequence[str]) -> _T:
@@ -131,8 +154,8 @@ def _with_image(source: Source, use: Callable[[Image.Image], _T], formats: Seque
     raise ValueError(f"cannot read {name}: {reason}")
 
 
-def _refuse_bomb(image: Image.Image) -> None:
-    if image.width * image.height > MAX_PIXELS:
+def _refuse_bomb(image: Image.Image, frames: int = 1) -> None:
+    if image.width * image.height * frames > MAX_PIXELS:
         raise Image.DecompressionBombError
 
 
@@ -140,12 +163,50 @@ def _is_grey(image: Image.Image) -> bool:
     if image.mode in ("P", "PA"):
         palette = np.reshape(image.getpalette("RGB") or [0, 0, 0], (-1, 3))
         return bool((palette == palette[:, :1]).all())
-    return image.mode in ("1", "L", "LA", "La", "I", "F") or image.mode.startswith("I;16")
+    return image.mode in ("1", "L", "LA", "La") or _is_deep(image)
+
+
+def _is_deep(image: Image.Image) -> bool:
+    return image.mode in ("I", "F") or image.mode.startswith("I;16")
+
+
+def _frames(image: Image.Image) -> int:
+    """The number of frames that can be channels: those of a TIFF, all grey and of one size; else 1."""
+    if image.format != "TIFF" or not (image.mode == "L" or _is_deep(image)):
+        return 1
+    kind, number = (image.mode, image.size), 1
+    try:
+        while number <= MAX_FRAMES:
+            image.seek(number)
+            if (image.mode, image.size) != kind:
+                return 1
+            number += 1
+    except EOFError:
+        return number
+    except Exception:  # what is broken further on is no reason to refuse the first
+        return 1
+    finally:
+        image.seek(0)
+    return 1  # too many
+
+
+def _stack(image: Image.Image, frames: int, depth: int) -> Iterator[UInt[np.ndarray, "H W"]]:
+    for frame in range(frames):
+        image.seek(frame)
+        image.load()
+        yield (np.asarray(_eight_bits(image, 1)) if depth == 8 else _sixteen_bits(image, 1)[..., 0])
+
+
+def _sixteen_bits(image: Image.Image, channels: int) -> UInt16[np.ndarray, "H W c"]:
+    if _is_deep(image):
+        return np.repeat(_scaled(np.asarray(image), 65535)[..., None], channels, axis=2)
+    pixels = np.asarray(_eight_bits(image, channels)).astype(np.uint16) * 257
+    return pixels.reshape(image.height, image.width, channels)
 
 
 def _eight_bits(image: Image.Image, channels: int) -> Image.Image:
-    if image.mode in ("I", "F") or image.mode.startswith("I;16"):
-        image = Image.fromarray(_scaled(np.asarray(image)))
+    if _is_deep(image):
+        image = Image.fromarray(_scaled(np.asarray(image), 255))
     if image.has_transparency_data:
         image = image.convert("RGBA")
         image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)
@@ -155,8 +216,8 @@ def _eight_bits(image: Image.Image, channels: int) -> Image.Image:
     return image.convert("L" if channels == 1 else "RGB")
 
 
-def _scaled(values: np.ndarray) -> UInt8[np.ndarray, "H W"]:
-    """To 8 bits from the range of 16 bits, or of [0, 1] or [0, 255] for floats; from its own range beyond those.
+def _scaled(values: np.ndarray, highest: int) -> UInt8[np.ndarray, "H W"] | UInt16[np.ndarray, "H W"]:
+    """To 8 or 16 bits from the range of 16 bits, or of [0, 1] or [0, 255] for floats; from its own range beyond those.
 
     Pillow hands out 16-bit images of some formats as 32 bits, where the type's own range would make them black.
     """
@@ -168,9 +229,9 @@ def _scaled(values: np.ndarray) -> UInt8[np.ndarray, "H W"]:
     start = 0.0
     if top is None:
         start, top = low, max(high - low, 1.0)
-    scaled = np.empty(values.shape, np.uint8)
+    scaled = np.empty(values.shape, np.uint8 if highest == 255 else np.uint16)
     rows = max(2**16 // max(values.shape[1], 1), 1)
     for first in range(0, len(values), rows):  # in strips: the whole in 64 bits would take far more than the image
         part = values[first : first + rows].astype(np.float64)
-        scaled[first : first + rows] = np.round((part - start) / top * 255)
+        scaled[first : first + rows] = np.round((part - start) / top * highest)
     return scaled

@@ -5,7 +5,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from smallvit.data.folder import images_below, natural
+from smallvit.data.listing import images_below, natural
 
 
 def find_images(paths: Sequence[str | Path]) -> list[Path]:

@@ -1,29 +1,27 @@
-"""A folder of images: PATH/<class>/*, or PATH/{train,val,test}/<class>/*."""
+"""A folder of images: PATH/<class>/*, PATH/{train,val,test}/<class>/*, or images that a table lists."""
 
 import errno
 import hashlib
 import io
 import os
-import re
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-from jaxtyping import UInt8
+from jaxtyping import UInt
 
 from smallvit.data.cache import decoded
 from smallvit.data.dataset import Dataset, Fit, Preprocess, Split
-from smallvit.data.decoding import SUFFIXES, header
+from smallvit.data.decoding import header
+from smallvit.data.listing import LAYOUT, count, list_images, list_to_test, natural, some
+from smallvit.data.near import near_notes
 from smallvit.data.progress import in_threads
-from smallvit.data.splits import choose_size, mean_and_std, split_rest
+from smallvit.data.splits import Groups, choose_size, mean_and_std, split_rest
 
-LAYOUT = "one folder for each class, PATH/<class>/*.jpg, or PATH/{train,val,test}/<class>/*.jpg"
-SPLIT_NAMES = {"train": "train", "val": "val", "valid": "val", "validation": "val", "test": "test"}
-SHOWN = 3  # names in a note
 WAITS = (0.2, 1.0)  # seconds, before a file is read again
 
 
@@ -31,30 +29,45 @@ class Listed(NamedTuple):
     path: Path
     part: str
     label: int
+    group: str
 
 
 class Found(NamedTuple):
     path: Path
     part: str
     label: int
+    group: str
     content: str  # hash
     size: tuple[int, int]
     grey: bool
+    deep: bool
+    frames: int
 
 
-def load_folder(folder: Path, *, image_size: tuple[int, int] | None, fit: Fit, seed: int, cache_dir: Path) -> Dataset:
-    classes, listed, notes = _list(folder)
+def load_folder(
+    folder: Path,
+    *,
+    image_size: tuple[int, int] | None,
+    fit: Fit,
+    seed: int,
+    cache_dir: Path,
+    labels: Path | None = None,
+    group: str | None = None,
+) -> Dataset:
+    classes, files, grouped_by, notes = list_images(folder, labels, group)
+    numbers = {name: number for number, name in enumerate(classes)}
+    listed = [Listed(file.path, file.part, numbers[file.name], file.group) for file in files]
     scanned = in_threads(_scan, listed, f"reading {len(listed):,} files")
     found = [entry for entry in scanned if isinstance(entry, Found)]
     unreadable = [entry for entry in scanned if isinstance(entry, str)]
 
     while True:
         _check(folder, classes, found, unreadable)
-        channels = 1 if all(entry.grey for entry in found) else 3
+        channels, depth, kind = _kind(found)
         size = image_size or choose_size((f.size for f in found), np.array([min(f.size) for f in found]))
-        parts, how = _split(found, classes, seed)
+        parts, how = _split(found, classes, seed, grouped_by)
         rows = [entry for part in parts.values() for entry in part]
-        images = _decoded(rows, size, channels, fit, cache_dir)
+        images = _decoded(rows, size, channels, depth, fit, cache_dir)
         if not isinstance(images, dict):
             break
         # Sound at its beginning, broken further on. The split must not count it.
@@ -67,17 +80,20 @@ def load_folder(folder: Path, *, image_size: tuple[int, int] | None, fit: Fit, s
         splits[part] = Split(
             images[start : start + len(entries)],
             np.array([entry.label for entry in entries], np.int32),
-            [entry.path.relative_to(folder).as_posix() for entry in entries],
+            [_name(folder, entry) for entry in entries],
         )
         start += len(entries)
     mean, std = mean_and_std(splits["train"].images)
     notes = [
         _summary(classes, found),
         how,
+        *kind,
         *notes,
         *_unreadable_note(folder, unreadable),
         *_missing_classes(classes, parts),
         *_duplicates(folder, parts),
+        *_shared_groups(grouped_by, parts),
+        *near_notes(splits, known=_equal_rows(parts)),
     ]
     return Dataset(
         folder.resolve().name,
@@ -85,7 +101,7 @@ def load_folder(folder: Path, *, image_size: tuple[int, int] | None, fit: Fit, s
         splits["train"],
         splits["val"],
         splits.get("test"),
-        Preprocess(size, channels, fit, mean, std),
+        Preprocess(size, channels, fit, mean, std, depth),
         tuple(notes),
     )
 
@@ -94,26 +110,22 @@ def load_test_folder(
     folder: Path, classes: Sequence[str], preprocess: Preprocess, cache_dir: Path
 ) -> tuple[str, Split, list[str]]:
     """What to test a model of these classes on: test if there is one, else val, else train or all of the folder."""
-    folders = _folders(folder)
-    parts = _parts(folder, folders)
-    split = bool(parts) and (len(parts) == len(folders) or ("train" in parts and len(parts) > 1))
-    part = next(part for part in ("test", "val", "train") if part in parts) if split else "train"
-    top = parts[part] if split else folder
-    numbers = {name: number for number, name in enumerate(classes)}
-    listed = [Listed(file, part, numbers.get(path.name, -1)) for path in _folders(top) for file in images_below(path)]
-    if not listed:
+    part, top, files = list_to_test(folder)
+    if not files:
         raise ValueError(f"{top} holds no images in class folders: expected {LAYOUT}")
-    if unknown := sorted({entry.path.relative_to(top).parts[0] for entry in listed if entry.label < 0}, key=natural):
+    numbers = {name: number for number, name in enumerate(classes)}
+    if unknown := sorted({file.name for file in files} - {*classes}, key=natural):
         raise unknown_classes(str(top), unknown, classes)
+    listed = [Listed(file.path, part, numbers[file.name], file.group) for file in files]
 
     scanned = in_threads(_scan, listed, f"reading {len(listed):,} files")
     found = [entry for entry in scanned if isinstance(entry, Found)]
     unreadable = [entry for entry in scanned if isinstance(entry, str)]
     while found:
-        images = _decoded(found, preprocess.size, preprocess.channels, preprocess.fit, cache_dir)
+        images = _decoded(found, preprocess.size, preprocess.channels, preprocess.depth, preprocess.fit, cache_dir)
         if not isinstance(images, dict):
             labels = np.array([entry.label for entry in found], np.int32)
-            names = [entry.path.relative_to(folder).as_posix() for entry in found]
+            names = [_name(folder, entry) for entry in found]
             notes = [*_unreadable_note(folder, unreadable), *_missing_classes(classes, {part: found})]
             return part, Split(images, labels, names), notes
         unreadable += images.values()
@@ -123,105 +135,22 @@ def load_test_folder(
 
 
 def unknown_classes(where: str, unknown: Sequence[str], classes: Sequence[str]) -> ValueError:
-    rule = f"it knows {_some(classes)}; name them alike, or leave others out"
-    return ValueError(f"{where} has classes that the model does not know: {_some(unknown)}; {rule}")
-
-
-def natural(name: str) -> tuple[list[str | int], str]:
-    """A key to sort by: image2 stands before image10."""
-    return [int(word) if word.isdecimal() else word for word in re.split(r"(\d+)", name.casefold())], name
-
-
-def _list(folder: Path) -> tuple[list[str], list[Listed], list[str]]:
-    """The classes and all files that look like images, and notes about the layout."""
-    folders = _folders(folder)
-    parts = _parts(folder, folders)
-    notes = []
-    if "train" in parts and len(parts) >= min(2, len(folders)):
-        if ignored := [path.name for path in folders if path not in parts.values()]:
-            notes.append(f"ignored {', '.join(ignored)} beside {', '.join(path.name for path in parts.values())}")
-    elif parts and len(parts) == len(folders):
-        raise ValueError(f"{folder} has {' and '.join(p.name for p in parts.values())} but no train: expected {LAYOUT}")
-    else:
-        parts = {"train": folder}
-
-    names = {part: [path.name for path in _folders(path)] for part, path in parts.items()}
-    classes = sorted(names["train"], key=natural)
-    for part, path in parts.items():
-        if flat := sum(_is_image(file) for file in path.iterdir()):
-            if not names[part]:
-                raise ValueError(f"{path} has {flat} images that lie in no class folder: expected {LAYOUT}")
-            notes.append(f"ignored {flat} images in {path.name} that lie in no class folder")
-        if unknown := sorted(set(names[part]) - set(classes), key=natural):
-            raise ValueError(f"{path} has classes that {parts['train']} has not: {_some(unknown)}")
-
-    closed: list[OSError] = []
-    listed = [
-        Listed(file, part, label)
-        for part, path in parts.items()
-        for label, name in enumerate(classes)
-        for file in images_below(path / name, closed.append)
-    ]
-    if closed:
-        names_of = [f"{os.path.relpath(error.filename, folder)} ({error.strerror})" for error in closed]
-        notes.append(f"warning: skipped {_count(closed, 'folder')} that cannot be read: {_some(names_of)}")
-    if not listed:
-        raise ValueError(
-            f"{folder} holds no images: expected {LAYOUT}, with files such as .jpg, .png, .webp, .bmp, .gif or .tif"
-        )
-    return classes, listed, notes
-
-
-def _parts(folder: Path, folders: Sequence[Path]) -> dict[str, Path]:
-    """Of these folders in it, those that are named like a split."""
-    parts: dict[str, Path] = {}
-    for path in folders:
-        if (part := SPLIT_NAMES.get(path.name.lower())) is None:
-            continue
-        if part in parts:
-            raise ValueError(f"{folder} has both {parts[part].name} and {path.name}: which is the {part} split?")
-        parts[part] = path
-    return parts
-
-
-def _folders(path: Path) -> list[Path]:
-    ignored = (".", "__MACOSX", "@eaDir")  # of archives made on a Mac and of network drives
-    try:
-        folders = [entry for entry in path.iterdir() if entry.is_dir() and not entry.name.startswith(ignored)]
-    except OSError as error:
-        raise ValueError(f"cannot read {path}: {error.strerror}") from None
-    return sorted(folders, key=lambda entry: natural(entry.name))
-
-
-def _refuse(error: OSError) -> None:
-    raise ValueError(f"cannot read {error.filename}: {error.strerror}") from None
-
-
-def images_below(folder: Path, failed: Callable[[OSError], None] = _refuse) -> Iterable[Path]:
-    """In natural order; `failed` is told of folders that cannot be read."""
-    if not folder.is_dir():
-        return
-    for parent, folders, files in os.walk(folder, onerror=failed):
-        folders[:] = sorted((name for name in folders if not name.startswith(".")), key=natural)
-        yield from (path for name in sorted(files, key=natural) if _is_image(path := Path(parent, name)))
-
-
-def _is_image(path: Path) -> bool:
-    return path.suffix.lower() in SUFFIXES and not path.name.startswith(".") and path.is_file()
+    rule = f"it knows {some(classes)}; name them alike, or leave others out"
+    return ValueError(f"{where} has classes that the model does not know: {some(unknown)}; {rule}")
 
 
 def _scan(entry: Listed) -> Found | str:
     """The hash of the content and what the header says; or why the file cannot be used."""
     try:
         content = _read(entry.path)
-        height, width, grey = header(_Bytes(content, entry.path))
+        height, width, grey, deep, frames = header(_Bytes(content, entry.path))
     except OSError as error:
         if error.errno not in (errno.EACCES, errno.EPERM, errno.ENOENT):  # of the disk or network, not of the file
             raise ValueError(f"cannot read {entry.path}: {error.strerror}") from None
         return f"cannot read {entry.path}: {error.strerror}"
     except ValueError as error:
         return str(error)
-    return Found(*entry, _hash(content), (height, width), grey)
+    return Found(*entry, _hash(content), (height, width), grey, deep, frames)
 
 
 class _Bytes(io.BytesIO):
@@ -257,15 +186,35 @@ def _read_again(entry: Found) -> io.BytesIO:
 
 
 def _decoded(
-    entries: Sequence[Found], size: tuple[int, int], channels: int, fit: Fit, cache_dir: Path
-) -> UInt8[np.ndarray, "n H W c"] | dict[int, str]:
+    entries: Sequence[Found], size: tuple[int, int], channels: int, depth: int, fit: Fit, cache_dir: Path
+) -> UInt[np.ndarray, "n H W c"] | dict[int, str]:
     files = [(partial(_read_again, entry), entry.content) for entry in entries]
     try:
-        return decoded(files, size, channels, fit, cache_dir)
+        return decoded(files, size, channels, fit, cache_dir, depth)
     except OSError as error:
         if error.filename is None:
             raise
         raise ValueError(f"cannot read {error.filename}: {error.strerror}") from None
+
+
+def _kind(found: Sequence[Found]) -> tuple[int, int, list[str]]:
+    """Channels and bits of the images, and what to say if these are unusual."""
+    depth = 16 if all(entry.deep for entry in found) else 8
+    frames = {entry.frames for entry in found}
+    notes = []
+    if depth == 8 and any(entry.deep for entry in found):
+        notes.append(f"only {sum(entry.deep for entry in found):,} images have 16 bits: all are brought to 8")
+    if len(frames) > 1:
+        notes.append(f"TIFF stacks have from {min(frames)} to {max(frames)} frames: only the first one is used")
+        frames = {1}
+    (channels,) = frames
+    if channels > 1:
+        notes.append(f"the {channels} frames of each TIFF stack are its channels")
+    elif not all(entry.grey for entry in found):
+        channels = 3
+    if depth == 16:
+        notes.append("images have 16 bits, which are kept")
+    return channels, depth, notes
 
 
 def _check(folder: Path, classes: Sequence[str], found: Sequence[Found], unreadable: Sequence[str]) -> None:
@@ -277,15 +226,18 @@ def _check(folder: Path, classes: Sequence[str], found: Sequence[Found], unreada
     least = 1 if any(entry.part == "val" for entry in found) else 2
     if few := [f"{name!r} ({counts[label]})" for label, name in enumerate(classes) if counts[label] < least]:
         images = f"{least} image{'s' * (least > 1)}{' in train' * any(entry.part != 'train' for entry in found)}"
-        raise ValueError(f"{folder} has classes with fewer than {images}: {_some(few)}; add some or remove them{why}")
+        raise ValueError(f"{folder} has classes with fewer than {images}: {some(few)}; add some or remove them{why}")
 
 
-def _split(found: Sequence[Found], classes: Sequence[str], seed: int) -> tuple[dict[str, list[Found]], str]:
+def _split(
+    found: Sequence[Found], classes: Sequence[str], seed: int, grouped_by: str | None
+) -> tuple[dict[str, list[Found]], str]:
     given: dict[str, list[Found]] = {}
     for entry in found:
         given.setdefault(entry.part, []).append(entry)
     labels = {part: np.array([entry.label for entry in entries]) for part, entries in given.items()}
-    rows, how = split_rest(labels, classes, seed, (entry.content for entry in given["train"]))
+    groups = None if grouped_by is None else Groups(grouped_by, [entry.group for entry in given["train"]])
+    rows, how = split_rest(labels, classes, seed, (entry.content for entry in given["train"]), groups)
     return {
         part: given[source] if indices is None else [given[source][i] for i in indices]
         for part, (source, indices) in rows.items()
@@ -306,7 +258,7 @@ def _summary(classes: Sequence[str], found: Sequence[Found]) -> str:
 
 def _unreadable_note(folder: Path, unreadable: Sequence[str]) -> list[str]:
     short = [reason.removeprefix("cannot read ").replace(f"{folder}{os.sep}", "") for reason in unreadable]
-    return [f"skipped {_count(short, 'file')} that cannot be read: {_some(short)}"] if short else []
+    return [f"skipped {count(short, 'file')} that cannot be read: {some(short)}"] if short else []
 
 
 def _missing_classes(classes: Sequence[str], parts: dict[str, list[Found]]) -> list[str]:
@@ -314,8 +266,28 @@ def _missing_classes(classes: Sequence[str], parts: dict[str, list[Found]]) -> l
     for part, entries in parts.items():
         present = {entry.label for entry in entries}
         if missing := [name for label, name in enumerate(classes) if label not in present]:
-            notes.append(f"{part} has no images of {_some(missing)}")
+            notes.append(f"{part} has no images of {some(missing)}")
     return notes
+
+
+def _shared_groups(grouped_by: str | None, parts: dict[str, list[Found]]) -> list[str]:
+    groups = {part: {entry.group for entry in entries} - {""} for part, entries in parts.items()}
+    notes = []
+    for part in groups:
+        if part != "train" and (shared := sorted(groups["train"] & groups[part], key=natural)):
+            what = f"{count(shared, 'group')} of `{grouped_by}`"
+            notes.append(f"warning: {what} both in train and in {part}, whose score may be too high: {some(shared)}")
+    return notes
+
+
+def _name(folder: Path, entry: Found) -> str:
+    return Path(os.path.relpath(entry.path, folder)).as_posix()
+
+
+def _equal_rows(parts: dict[str, list[Found]]) -> dict[str, set[int]]:
+    """In each split, the images that are also in train."""
+    trained = {entry.content for entry in parts["train"]}
+    return {part: {row for row, e in enumerate(entries) if e.content in trained} for part, entries in parts.items()}
 
 
 def _duplicates(folder: Path, parts: dict[str, list[Found]]) -> list[str]:
@@ -325,23 +297,14 @@ def _duplicates(folder: Path, parts: dict[str, list[Found]]) -> list[str]:
     for part, entries in parts.items():
         pairs = [(trained[e.content], e) for e in entries if e.content in trained and part != "train"]
         if pairs:
-            names = [f"{a.path.relative_to(folder)} = {b.path.relative_to(folder)}" for a, b in pairs]
-            notes.append(f"warning: {_count(pairs, 'image')} of {part} also in train: {_some(names)}")
+            names = [f"{_name(folder, a)} = {_name(folder, b)}" for a, b in pairs]
+            notes.append(f"warning: {count(pairs, 'image')} of {part} also in train: {some(names)}")
     first: dict[str, Found] = {}
     clashes = []
     for entry in (entry for entries in parts.values() for entry in entries):
         other = first.setdefault(entry.content, entry)
         if other.label != entry.label:
-            clashes.append(f"{other.path.relative_to(folder)} = {entry.path.relative_to(folder)}")
+            clashes.append(f"{_name(folder, other)} = {_name(folder, entry)}")
     if clashes:
-        notes.append(f"warning: {_count(clashes, 'image')} in two classes: {_some(clashes)}")
+        notes.append(f"warning: {count(clashes, 'image')} in two classes: {some(clashes)}")
     return notes
-
-
-def _count(items: Sequence[object], noun: str) -> str:
-    return f"{len(items):,} {noun}{'s' * (len(items) != 1)}"
-
-
-def _some(names: Sequence[str]) -> str:
-    rest = len(names) - SHOWN
-    return ", ".join(names[:SHOWN]) + (f" and {rest:,} more" if rest > 0 else "")

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from jaxtyping import Int32, UInt8
+from jaxtyping import Int32, UInt
 from PIL import Image
 
 from smallvit.common.files import user_cache
@@ -38,7 +38,7 @@ def load_held_out(
         names, given = read_npz(path)
         part = next(part for part in ("test", "val", "train") if part in given)
         images, labels = given[part]
-        images = _in_channels(resized(images, preprocess.size, preprocess.fit), preprocess.channels)
+        images = _alike(resized(images, preprocess.size, preprocess.fit), preprocess, str(path))
         labels = _renumbered(labels, names, classes, str(path))
         split = Split(images, labels, [f"{part}[{i}]" for i in range(len(labels))])
         return HeldOut(path.stem, part, split, ())
@@ -49,7 +49,7 @@ def load_held_out(
 def held_out(data: Dataset, classes: Sequence[str], preprocess: Preprocess) -> HeldOut:
     """The same of a data set that is loaded, of the size that the model takes."""
     part, split = ("val", data.val) if data.test is None else ("test", data.test)
-    images = _in_channels(split.images, preprocess.channels)
+    images = _alike(split.images, preprocess, data.name)
     labels = _renumbered(split.labels, data.classes, classes, data.name)
     return HeldOut(data.name, part, Split(images, labels, split.names), data.notes)
 
@@ -63,9 +63,17 @@ def _renumbered(
     return np.array([numbers.get(name, -1) for name in names], np.int32)[labels]
 
 
-def _in_channels(images: UInt8[np.ndarray, "n H W _"], channels: int) -> UInt8[np.ndarray, "n H W c"]:
-    if images.shape[3] == channels:
+def _alike(images: UInt[np.ndarray, "n H W _"], preprocess: Preprocess, where: str) -> UInt[np.ndarray, "n H W c"]:
+    """With the channels and the depth that the model takes."""
+    channels, wanted = images.shape[3], preprocess.channels
+    if images.dtype == np.uint8 and preprocess.depth == 16:
+        images = images.astype(np.uint16) * 257
+    elif images.dtype == np.uint16 and preprocess.depth == 8:
+        images = np.round(images / 257).astype(np.uint8)
+    if channels == wanted:
         return images
-    if channels == 3:
+    if (channels, wanted) == (1, 3):
         return np.repeat(images, 3, axis=3)
+    if (channels, wanted, preprocess.depth) != (3, 1, 8):
+        raise ValueError(f"{where} has images of {channels} channels, the model takes {wanted}")
     return np.stack([np.asarray(Image.fromarray(image).convert("L")) for image in images])[..., None]

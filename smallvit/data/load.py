@@ -20,6 +20,8 @@ def load_data(
     seed: int = 0,
     data_dir: str | Path | None = None,
     cache_dir: str | Path | None = None,
+    labels: str | Path | None = None,
+    group: str | None = None,
 ) -> Dataset:
     """A data set by its name, from a folder of images or from an `.npz` file.
 
@@ -33,6 +35,9 @@ def load_data(
         seed: Which images are held out where the source is not split. Leave it when comparing runs.
         data_dir: Where the files of known sets are; without it a folder in the user's cache.
         cache_dir: Where decoded images are kept; without it a folder in the user's cache.
+        labels: A table of the images in a folder, a CSV file with the columns file and label and perhaps split and
+            group; without it labels.csv or metadata.csv in the folder, if that has no class folders.
+        group: The column of the table whose groups are not torn apart by a split, if it is not "group".
     """
     size = (image_size, image_size) if isinstance(image_size, int) else image_size
     if size is not None and min(size) < 1:
@@ -41,14 +46,18 @@ def load_data(
         raise ValueError(f"fit={fit!r} must be {' or '.join(map(repr, get_args(Fit)))}")
     cache = Path(cache_dir).expanduser() if cache_dir is not None else user_cache() / "decoded"
 
-    match find_source(source):
+    kind, path = find_source(source)
+    if kind != "folder" and (labels is not None or group is not None):
+        raise ValueError(f"labels and groups in a table are for a folder of images: {path} has labels of its own")
+    match kind, path:
         case "embedded", _:
             return load_embedded(image_size=size, fit=fit, seed=seed)
         case "known", name:
             folder = Path(data_dir).expanduser() if data_dir is not None else user_cache() / "data"
             return load_known(str(name), image_size=size, fit=fit, seed=seed, data_dir=folder, cache_dir=cache)
         case "folder", path:
-            return load_folder(path, image_size=size, fit=fit, seed=seed, cache_dir=cache)
+            table = None if labels is None else Path(labels).expanduser()
+            return load_folder(path, image_size=size, fit=fit, seed=seed, cache_dir=cache, labels=table, group=group)
         case _, path:
             return load_npz(path, image_size=size, fit=fit, seed=seed)
 

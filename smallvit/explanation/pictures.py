@@ -7,12 +7,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
-from jaxtyping import Float, UInt8
+from jaxtyping import Float, UInt, UInt8
 
 from smallvit import plots
 from smallvit.common.files import check_folder, fitting
 from smallvit.data import find_images
 from smallvit.data.decoding import decode, header
+from smallvit.data.view import as_picture
 from smallvit.explanation import (
     LayerAttention,
     ReceptiveField,
@@ -87,7 +88,7 @@ class Explainer:
 
     def _explain(self, name: str, pairs: "Sequence[_Pair]", size: int) -> list[Explained]:
         saved, number = self.models[name], len(pairs)
-        images = np.zeros((size, *pairs[0].seen.shape), np.uint8)  # one batch size, compiled once
+        images = np.zeros((size, *pairs[0].seen.shape), saved.preprocess.dtype)  # one batch size, compiled once
         images[:number] = [pair.seen for pair in pairs]
         probabilities = self._predictors[name](images[:number])
         inputs = np.asarray(saved.preprocess.normalise(images), np.float32)
@@ -166,7 +167,7 @@ def draw_explanations(
 
 @dataclass(frozen=True)
 class _Pair:
-    seen: UInt8[np.ndarray, "H W c"]
+    seen: UInt[np.ndarray, "H W c"]
     shown: UInt8[np.ndarray, "y x 3"]
 
 
@@ -174,10 +175,18 @@ def _pair(content: bytes, saved: Saved) -> _Pair:
     """The model's input, and the same part of the image in colour at the resolution of the file."""
     preprocess = saved.preprocess
     height, width = preprocess.size
-    seen = decode(io.BytesIO(content), preprocess.size, preprocess.channels, preprocess.fit)
+
+    def read(size: tuple[int, int]) -> UInt[np.ndarray, "_ _ _"]:
+        return decode(io.BytesIO(content), size, preprocess.channels, preprocess.fit, depth=preprocess.depth)
+
+    seen = read(preprocess.size)
     whole = header(io.BytesIO(content))
     times = max(min(whole.height // height, whole.width // width, SHARP // max(height, width)), 1)
-    shown = decode(io.BytesIO(content), (times * height, times * width), 3, preprocess.fit)
+    large = (times * height, times * width)
+    if preprocess.photographic:
+        shown = decode(io.BytesIO(content), large, 3, preprocess.fit)
+    else:
+        shown = np.broadcast_to(as_picture(read(large)), (*large, 3))
     return _Pair(seen, shown)
 
 
@@ -237,7 +246,10 @@ def images_of(run: str | Path, saved: Saved, files: Sequence[Path]) -> Float[np.
     preprocess = saved.preprocess
     if files:
         images = np.stack(
-            [decode(file, preprocess.size, preprocess.channels, preprocess.fit) for file in files[:MEASURED]]
+            [
+                decode(file, preprocess.size, preprocess.channels, preprocess.fit, depth=preprocess.depth)
+                for file in files[:MEASURED]
+            ]
         )
     else:
         try:

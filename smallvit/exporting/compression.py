@@ -10,7 +10,7 @@ from tempfile import TemporaryDirectory
 from typing import Any, Literal
 
 import numpy as np
-from jaxtyping import UInt8
+from jaxtyping import UInt
 
 from smallvit.data import Split
 
@@ -21,7 +21,7 @@ BATCH = 16
 COSTLY = 1.0  # points of accuracy
 
 
-def to_int8(program: bytes, images: UInt8[np.ndarray, "n H W c"]) -> bytes:
+def to_int8(program: bytes, images: UInt[np.ndarray, "n H W c"]) -> bytes:
     """Convolutions and matrix products in 8-bit integers; the ranges of their inputs are those of these images.
 
     At most 128 of them are used.

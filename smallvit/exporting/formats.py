@@ -1,4 +1,4 @@
-"""A trained model for other programs: uint8 images in, float32 logits out, checked before it is written.
+"""A trained model for other programs: uint8 (or uint16) images in, float32 logits out, checked before it is written.
 
 Normalisation is included and the batch size is free, so that users only resize their images. Everything is computed
 in float32, whatever the model was trained in.
@@ -16,7 +16,7 @@ import jax
 import jax.export
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float32, UInt8
+from jaxtyping import Array, Float32, UInt
 from safetensors import numpy as safetensors
 
 from smallvit import kernels
@@ -32,7 +32,7 @@ from smallvit.runs.scores import WHICH
 from smallvit.runs.source import own_data
 
 Format = Literal["safetensors", "stablehlo", "onnx"]
-Call = Callable[[UInt8[np.ndarray, "b H W c"]], Float32[np.ndarray, "b k"]]
+Call = Callable[[UInt[np.ndarray, "b H W c"]], Float32[np.ndarray, "b k"]]
 
 PLATFORMS = ("cpu", "cuda", "tpu")
 TOLERANCE = 1e-4
@@ -110,7 +110,8 @@ def facts(saved: Saved, format: Format) -> dict[str, Any]:
     if format == "safetensors":
         return config
     height, width = saved.preprocess.size
-    images = {"name": "images", "type": "uint8", "shape": ["batch", height, width, saved.preprocess.channels]}
+    dtype, shape = str(np.dtype(saved.preprocess.dtype)), ["batch", height, width, saved.preprocess.channels]
+    images = {"name": "images", "type": dtype, "shape": shape}
     logits = {"name": "logits", "type": "float32", "shape": ["batch", len(saved.classes)]}
     return {**config, "input": images, "output": logits}
 
@@ -127,7 +128,7 @@ def convert(saved: Saved, format: Format, opset: int | None = None) -> bytes:
     predict = make_predict(saved.model.clone(dtype=jnp.float32), saved.preprocess)
     variables = jax.tree.map(jnp.asarray, saved.variables)
     shape = (3, *saved.preprocess.size, saved.preprocess.channels)
-    images = np.random.default_rng(0).integers(0, 256, shape).astype(np.uint8)
+    images = np.random.default_rng(0).integers(0, saved.preprocess.top + 1, shape).astype(saved.preprocess.dtype)
     expected = np.asarray(jax.jit(predict)(variables, images))
     try:
         with kernels.disabled(), plain_convolutions():  # the file is for other machines
@@ -157,7 +158,9 @@ def _read_safetensors(saved: Saved, content: bytes) -> Call:
 
 def _stablehlo(saved: Saved, predict: Callable[[Array], Array]) -> bytes:
     shape = (*jax.export.symbolic_shape("batch"), *saved.preprocess.size, saved.preprocess.channels)
-    program = jax.export.export(jax.jit(predict), platforms=PLATFORMS)(jax.ShapeDtypeStruct(shape, jnp.uint8))
+    program = jax.export.export(jax.jit(predict), platforms=PLATFORMS)(
+        jax.ShapeDtypeStruct(shape, saved.preprocess.dtype)
+    )
     return bytes(program.serialize())
 
 
@@ -176,7 +179,7 @@ def _onnx(saved: Saved, predict: Callable[[Array], Array], opset: int | None) ->
     with jax.numpy_rank_promotion("allow"):  # its own convolution adds the bias by broadcasting
         program = jax2onnx.to_onnx(
             predict,
-            [jax.ShapeDtypeStruct(shape, jnp.uint8)],
+            [jax.ShapeDtypeStruct(shape, saved.preprocess.dtype)],
             model_name=saved.spec.name,
             input_names=["images"],
             output_names=["logits"],

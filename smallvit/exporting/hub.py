@@ -77,7 +77,7 @@ def write_hub_folder(run: str | Path, folder: str | Path, repo: str = "OWNER/NAM
 def model_card(saved: Saved, repo: str, scores: dict[str, Any]) -> str:
     preprocess = saved.preprocess
     height, width = preprocess.size
-    colour = "grey" if preprocess.channels == 1 else "RGB"
+    colour = {1: "grey", 3: "RGB"}.get(preprocess.channels, f"{preprocess.channels} channels")
     fit = "cut to its middle" if preprocess.fit == "crop" else "filled up with its mean colour"
     rows = ""
     for name, part in (("test", "test"), ("validation", "val")):
@@ -113,11 +113,12 @@ for prediction in model.predict("photo.jpg"):  # any image file, or a folder of 
 
 ## Preprocessing
 
-`model.predict` does it: {colour}, {fit} and resized to {height} x {width} (height x width), as bytes from 0 to 255. The
-network itself takes `(pixels / 255 - mean) / std` with
+`model.predict` does it: {colour}, {fit} and resized to {height} x {width} (height x width), as
+{preprocess.depth}-bit values from 0 to {preprocess.top}. The
+network itself takes `(pixels / {preprocess.top} - mean) / std` with
 mean {_numbers(preprocess.mean)} and std {_numbers(preprocess.std)}.
 """
 
 
 def _numbers(values: tuple[float, ...]) -> str:
-    return ", ".join(f"{value:.4f}" for value in values)
+    return ", ".join(f"{value:.4f}" if value >= 0.01 else f"{value:.3g}" for value in values)

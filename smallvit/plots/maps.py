@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import matplotlib
 import numpy as np
-from jaxtyping import Float, UInt8
+from jaxtyping import Float, UInt, UInt8
 from matplotlib.axes import Axes
 from matplotlib.colors import PowerNorm
 from matplotlib.figure import Figure
@@ -13,6 +13,7 @@ from matplotlib.patches import Rectangle
 from matplotlib.ticker import MaxNLocator
 from PIL import Image
 
+from smallvit.data.view import as_picture
 from smallvit.plots.style import FAINT, MUTED, TRAIN, VAL, Images, notice, short, show, styled
 
 HEAT = matplotlib.colormaps["inferno"]
@@ -48,7 +49,7 @@ class Panel(NamedTuple):
     """One model's map and answers for one image."""
 
     model: str
-    image: UInt8[np.ndarray, "H W c"]
+    image: UInt[np.ndarray, "H W c"]
     heat: Float[np.ndarray, "h w"]  # in [0, 1]
     answers: Sequence[tuple[str, float]]  # classes and their probabilities, most probable first
 
@@ -76,7 +77,7 @@ def explanation(panels: Sequence[Panel], what: str) -> Figure:
 
 @styled
 def heads(
-    images: Sequence[UInt8[np.ndarray, "_ _ _"]], maps: Sequence[Float[np.ndarray, "_ _ _"]], titles: Sequence[str]
+    images: Sequence[UInt[np.ndarray, "_ _ _"]], maps: Sequence[Float[np.ndarray, "_ _ _"]], titles: Sequence[str]
 ) -> Figure:
     """Per model the image, then one overlay per head, each with its own scale."""
     height, width = _fitted(images[0], 1.7)
@@ -201,7 +202,7 @@ def _answers(axes: Axes, answers: Sequence[tuple[str, float]]) -> None:
         axes.text(1.18, row + 0.12, f"{probability:.0%}", fontsize=8.5, color=MUTED, ha="right", va="center")
 
 
-def overlay(image: UInt8[np.ndarray, "H W c"], heat: Float[np.ndarray, "h w"]) -> UInt8[np.ndarray, "y x 3"]:
+def overlay(image: UInt[np.ndarray, "H W c"], heat: Float[np.ndarray, "h w"]) -> UInt8[np.ndarray, "y x 3"]:
     """The grey image under the colours of the map; warm colours are more opaque."""
     big = upscaled(image)
     grey = np.asarray(Image.fromarray(big).convert("L"), np.float32)[..., None] / 255
@@ -210,9 +211,10 @@ def overlay(image: UInt8[np.ndarray, "H W c"], heat: Float[np.ndarray, "h w"]) -
     return (255 * ((1 - cover) * grey + cover * HEAT(heat)[..., :3])).astype(np.uint8)
 
 
-def upscaled(image: UInt8[np.ndarray, "H W c"], side: int = 224) -> UInt8[np.ndarray, "y x 3"]:
+def upscaled(image: UInt[np.ndarray, "H W c"], side: int = 224) -> UInt8[np.ndarray, "y x 3"]:
     """In colour, enlarged by a whole number to reach `side`, without interpolation."""
-    colour = image if image.shape[-1] == 3 else np.repeat(image[..., :1], 3, axis=-1)
+    image = as_picture(image)
+    colour = image if image.shape[-1] == 3 else np.repeat(image, 3, axis=-1)
     times = max(-(-side // max(image.shape[:2])), 1)
     return colour.repeat(times, axis=0).repeat(times, axis=1)
 

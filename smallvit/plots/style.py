@@ -5,17 +5,18 @@ from pathlib import Path
 
 import matplotlib
 import numpy as np
-from jaxtyping import UInt8
+from jaxtyping import UInt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from smallvit.common.files import write_safely
 from smallvit.common.text import shown
+from smallvit.data.view import as_picture
 
 INK, MUTED, FAINT = "#1f2933", "#66727f", "#e4e8ec"
 TRAIN, VAL, WRONG = "#8a97a6", "#1f6feb", "#c8402f"
 
-Images = UInt8[np.ndarray, "b H W c"]
+Images = UInt[np.ndarray, "b H W c"]
 
 styled = matplotlib.rc_context(
     {
@@ -79,6 +80,7 @@ def tiles(count: int, columns: int, aspect: float, lines: int) -> tuple[Figure, 
 
 def show(axes: Axes, image: np.ndarray) -> None:
     """Shows an image without interpolation, so that pixels stay sharp."""
+    image = as_picture(image) if image.dtype.kind == "u" else image
     grey = image.shape[-1] == 1
     axes.imshow(image[..., 0] if grey else image, cmap="gray", vmin=0, vmax=255, interpolation="nearest")
     axes.set_xticks([])

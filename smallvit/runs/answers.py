@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from jaxtyping import Float, UInt8
+from jaxtyping import Float, UInt
 
 UNSURE = "unsure"
-Images = str | Path | Sequence[str | Path] | UInt8[np.ndarray, "n H W c"]  # what can be predicted
+Images = str | Path | Sequence[str | Path] | UInt[np.ndarray, "n H W c"]  # what can be predicted
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, PyTree, UInt8
+from jaxtyping import Array, Float, PyTree, UInt
 
 from smallvit.data import Preprocess, find_images
 from smallvit.data.decoding import FORMATS, Source, decode
@@ -20,7 +20,7 @@ from smallvit.runs.scores import softmax
 
 def make_predict(
     model: Classifier, preprocess: Preprocess
-) -> Callable[[PyTree, UInt8[Array, "b H W c"]], Float[Array, "b k"]]:
+) -> Callable[[PyTree, UInt[Array, "b H W c"]], Float[Array, "b k"]]:
     def predict(variables: PyTree, images: Array) -> Array:
         logits = model.apply(variables, jnp.asarray(preprocess.normalise(images), model.dtype))
         return jnp.asarray(logits, jnp.float32)
@@ -36,26 +36,26 @@ class Predictor:
         self.largest = largest
         self._predict = jax.jit(make_predict(self.saved.model, self.saved.preprocess))
 
-    def decode(self, source: str | Source, formats: Sequence[str] = FORMATS) -> UInt8[np.ndarray, "H W c"]:
+    def decode(self, source: str | Source, formats: Sequence[str] = FORMATS) -> UInt[np.ndarray, "H W c"]:
         """An image file, or its bytes, at the model's size; a ValueError if it cannot be read."""
         preprocess = self.saved.preprocess
         source = Path(source) if isinstance(source, str) else source
-        return decode(source, preprocess.size, preprocess.channels, preprocess.fit, formats)
+        return decode(source, preprocess.size, preprocess.channels, preprocess.fit, formats, preprocess.depth)
 
-    def __call__(self, images: UInt8[np.ndarray, "n H W c"]) -> Float[np.ndarray, "n k"]:
+    def __call__(self, images: UInt[np.ndarray, "n H W c"]) -> Float[np.ndarray, "n k"]:
         """The probability of each class, at the model's temperature."""
         logits = [self._logits(images[start : start + self.largest]) for start in range(0, len(images), self.largest)]
         return softmax(np.concatenate(logits) / np.float32(self.saved.temperature))
 
     def warm_up(self) -> None:
         """Compiles every batch size in advance."""
-        size, channels = self.saved.preprocess.size, self.saved.preprocess.channels
+        preprocess = self.saved.preprocess
         for number in self._sizes():
-            self(np.zeros((number, *size, channels), np.uint8))
+            self(np.zeros((number, *preprocess.size, preprocess.channels), preprocess.dtype))
 
-    def _logits(self, images: UInt8[np.ndarray, "n H W c"]) -> Float[np.ndarray, "n k"]:
+    def _logits(self, images: UInt[np.ndarray, "n H W c"]) -> Float[np.ndarray, "n k"]:
         size = next(size for size in self._sizes() if size >= len(images))
-        padded = np.zeros((size, *images.shape[1:]), np.uint8)
+        padded = np.zeros((size, *images.shape[1:]), images.dtype)
         padded[: len(images)] = images
         return np.asarray(self._predict(self.saved.variables, padded))[: len(images)]
 
@@ -71,7 +71,7 @@ def predict(
     Args:
         model: A run folder, or what `smallvit.load` returns.
         images: Files, folders with everything below them, or patterns such as "photos/*.jpg"; one or several. Or an
-            array of uint8 images at the model's size, batch x height x width x channels.
+            array of images at the model's size, batch x height x width x channels.
         top: How many classes of each image.
         threshold: Decide: the most probable class, or "unsure" where its probability is below the threshold.
 
@@ -93,8 +93,8 @@ def _predict_array(predictor: Predictor, images: np.ndarray, top: int, threshold
     _check(top, threshold)
     preprocess = predictor.saved.preprocess
     shape = (*preprocess.size, preprocess.channels)
-    if images.dtype != np.uint8 or images.shape[1:] != shape:
-        wanted = f"uint8 with shape (batch, {', '.join(map(str, shape))})"
+    if images.dtype != preprocess.dtype or images.shape[1:] != shape:
+        wanted = f"{np.dtype(preprocess.dtype)} with shape (batch, {', '.join(map(str, shape))})"
         raise ValueError(f"images are {images.dtype} with shape {images.shape}: the model takes {wanted}")
     if not len(images):
         return []
@@ -136,7 +136,7 @@ def predict_files(
 def _predict_files(
     predictor: Predictor, files: Sequence[Path | io.BytesIO], top: int, threshold: float | None
 ) -> Iterator[Prediction | Unreadable]:
-    def read(file: Path | io.BytesIO) -> UInt8[np.ndarray, "H W c"] | Unreadable:
+    def read(file: Path | io.BytesIO) -> UInt[np.ndarray, "H W c"] | Unreadable:
         try:
             return predictor.decode(file)
         except ValueError as error:

@@ -23,6 +23,8 @@ class Source:
     split_seed: int
     data_dir: Path | None
     cache_dir: Path
+    labels: Path | None = None
+    group: str | None = None
 
     def is_same(self, source: str | Path) -> bool:
         mine, other = self.data or NAME, str(source)
@@ -40,7 +42,9 @@ def source_of(run: str | Path) -> Source | None:
         return None
     options = config["run"]
     data_dir, cache_dir = (options[name] and Path(options[name]) for name in ("data_dir", "cache_dir"))
-    return Source(config["data"], config["split_seed"], data_dir, cache_dir or Path(options["runs"]) / CACHE)
+    labels = Path(config["labels"]) if config.get("labels") else None
+    cache_dir = cache_dir or Path(options["runs"]) / CACHE
+    return Source(config["data"], config["split_seed"], data_dir, cache_dir, labels, config.get("group"))
 
 
 def own_data(run: str | Path, saved: Saved) -> Dataset:
@@ -56,6 +60,8 @@ def own_data(run: str | Path, saved: Saved) -> Dataset:
             seed=source.split_seed,
             data_dir=source.data_dir,
             cache_dir=source.cache_dir,
+            labels=source.labels,
+            group=source.group,
         )
     except ValueError as error:
         raise ValueError(f"the data that {run} was trained on is not available ({error}): give other data") from None

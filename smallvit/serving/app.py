@@ -12,7 +12,7 @@ from time import perf_counter
 from typing import Any, NamedTuple
 
 import numpy as np
-from jaxtyping import UInt8
+from jaxtyping import UInt
 from starlette.applications import Starlette
 from starlette.datastructures import MutableHeaders, UploadFile
 from starlette.exceptions import HTTPException
@@ -120,10 +120,10 @@ class _Service:
     def _warm_up(self) -> None:
         self.predictor.warm_up()
         preprocess = self.predictor.saved.preprocess
-        black = np.zeros((1, *preprocess.size, preprocess.channels), np.uint8)
+        black = np.zeros((1, *preprocess.size, preprocess.channels), preprocess.dtype)
         self._explain_each(black)
 
-    def _explain_each(self, images: UInt8[np.ndarray, "n H W c"]) -> list[Maps]:
+    def _explain_each(self, images: UInt[np.ndarray, "n H W c"]) -> list[Maps]:
         return [explain(self.predictor.saved, image) for image in images]
 
     async def page(self, request: Request) -> Response:
@@ -177,7 +177,7 @@ class _Service:
     async def predict(self, request: Request) -> Response:
         top = self._top(request)
 
-        def answer(image: UInt8[np.ndarray, "H W c"], probabilities: np.ndarray) -> dict[str, Any]:
+        def answer(image: UInt[np.ndarray, "H W c"], probabilities: np.ndarray) -> dict[str, Any]:
             order = np.argsort(-probabilities, kind="stable")[:top]
             classes = self.names
             return {"classes": [{"class": classes[i], "probability": float(probabilities[i])} for i in order]}
@@ -185,7 +185,7 @@ class _Service:
         return await self._answer(request, self.classes, self.limits.images, answer)
 
     async def explain(self, request: Request) -> Response:
-        def answer(image: UInt8[np.ndarray, "H W c"], maps: Maps) -> dict[str, Any]:
+        def answer(image: UInt[np.ndarray, "H W c"], maps: Maps) -> dict[str, Any]:
             return {
                 "seen": f"data:image/png;base64,{base64.b64encode(png(image)).decode()}",
                 "saliency": None if maps.saliency is None else _rounded(maps.saliency),
@@ -199,7 +199,7 @@ class _Service:
         request: Request,
         batcher: Batcher,
         most: int,
-        answer: Callable[[UInt8[np.ndarray, "H W c"], Any], dict[str, Any]],
+        answer: Callable[[UInt[np.ndarray, "H W c"], Any], dict[str, Any]],
     ) -> Response:
         held = 0
 
@@ -266,7 +266,7 @@ class _Service:
             raise Refused(422, "the form has no file: send one, as curl -F image=@photo.jpg does")
         return uploads
 
-    async def _decoded(self, upload: _Upload) -> UInt8[np.ndarray, "H W c"]:
+    async def _decoded(self, upload: _Upload) -> UInt[np.ndarray, "H W c"]:
         """In the thread for its size, and when there is memory for it: no image keeps smaller ones waiting."""
         loop = asyncio.get_running_loop()
         pixels = await loop.run_in_executor(self.decoding, self._pixels, upload)
@@ -285,16 +285,17 @@ class _Service:
 
     def _pixels(self, upload: _Upload) -> int:
         with _readable(upload):
-            height, width, _ = header(Bounded(upload.content), KINDS)
-            if height * width > self.limits.pixels:
-                raise ValueError(f"it has {height * width:,} pixels, more than {self.limits.pixels:,}")
-            return height * width
+            found = header(Bounded(upload.content), KINDS)
+            pixels = found.height * found.width * found.frames
+            if pixels > self.limits.pixels:
+                raise ValueError(f"it has {pixels:,} pixels, more than {self.limits.pixels:,}")
+            return pixels
 
-    def _decode(self, upload: _Upload) -> UInt8[np.ndarray, "H W c"]:
+    def _decode(self, upload: _Upload) -> UInt[np.ndarray, "H W c"]:
         with _readable(upload):
             return self.predictor.decode(Bounded(upload.content), KINDS)
 
-    def _decode_large(self, upload: _Upload) -> UInt8[np.ndarray, "H W c"]:
+    def _decode_large(self, upload: _Upload) -> UInt[np.ndarray, "H W c"]:
         try:
             return self._decode(upload)
         finally:

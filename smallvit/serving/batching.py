@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager, contextmanager
 from typing import Any
 
 import numpy as np
-from jaxtyping import UInt8
+from jaxtyping import UInt
 
 from smallvit.serving.limits import Refused
 from smallvit.serving.metrics import SIZES, Histogram
@@ -20,7 +20,7 @@ class Batcher:
 
     def __init__(
         self,
-        compute: Callable[[UInt8[np.ndarray, "n H W c"]], Sequence[Any] | np.ndarray],
+        compute: Callable[[UInt[np.ndarray, "n H W c"]], Sequence[Any] | np.ndarray],
         executor: Executor,
         *,
         largest: int,
@@ -30,7 +30,7 @@ class Batcher:
         self.sizes = Histogram(SIZES)
         self.taken = 0  # of the room
         self._compute, self._executor, self._largest, self._room = compute, executor, largest, room
-        self._queue: asyncio.Queue[tuple[UInt8[np.ndarray, "H W c"], asyncio.Future[Any]]] = asyncio.Queue()
+        self._queue: asyncio.Queue[tuple[UInt[np.ndarray, "H W c"], asyncio.Future[Any]]] = asyncio.Queue()
 
     @contextmanager
     def admit(self, number: int) -> Iterator[None]:
@@ -43,7 +43,7 @@ class Batcher:
         finally:
             self.taken -= number
 
-    async def __call__(self, image: UInt8[np.ndarray, "H W c"]) -> Any:
+    async def __call__(self, image: UInt[np.ndarray, "H W c"]) -> Any:
         answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self._queue.put_nowait((image, answer))
         return await answer

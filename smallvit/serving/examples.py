@@ -10,6 +10,7 @@ from PIL import Image
 
 from smallvit.common.text import shown
 from smallvit.data.embedded import FASHION_CLASSES, load_embedded
+from smallvit.data.view import as_picture
 from smallvit.runs.prediction import Predictor
 
 MOST = 12
@@ -61,5 +62,6 @@ def from_embedded(predictor: Predictor) -> list[Example]:
 
 def png(image: np.ndarray) -> bytes:
     file = io.BytesIO()
+    image = as_picture(image)
     Image.fromarray(image[..., 0] if image.shape[-1] == 1 else image).save(file, "png")
     return file.getvalue()

@@ -3,7 +3,7 @@
 from typing import NamedTuple
 
 import numpy as np
-from jaxtyping import Float, UInt8
+from jaxtyping import Float, UInt
 
 from smallvit.explanation import attention_maps, saliency, token_grid, unit_range
 from smallvit.runs.saved import Saved
@@ -14,7 +14,7 @@ class Maps(NamedTuple):
     layers: dict[str, Float[np.ndarray, "h rows columns"]]  # by the layer's path, each map from 0 to 1
 
 
-def explain(saved: Saved, image: UInt8[np.ndarray, "H W c"]) -> Maps:
+def explain(saved: Saved, image: UInt[np.ndarray, "H W c"]) -> Maps:
     """Layers that attend within windows, or to tokens that are on no grid, are left out."""
     images = np.asarray(saved.preprocess.normalise(image[None]), saved.model.dtype)
     try:

@@ -87,7 +87,7 @@ def _is_loopback(host: str) -> bool:
 
 def _check(predictor: Predictor, run: str | Path) -> None:
     preprocess = predictor.saved.preprocess
-    if not np.isfinite(predictor(np.zeros((1, *preprocess.size, preprocess.channels), np.uint8))).all():
+    if not np.isfinite(predictor(np.zeros((1, *preprocess.size, preprocess.channels), preprocess.dtype))).all():
         raise ValueError(f"the model of {run} answers with numbers that are not finite: its weights are broken")
 
 

@@ -53,6 +53,8 @@ def choose(config: TrainConfig, data: Dataset) -> tuple[TrainConfig, str]:
     if config.recipe != "default":
         return replace(config, model=model), f"{about}: {model}"
     added = choose_augmentation(fitting)
+    if not data.photographic:
+        added = {name: value for name, value in added.items() if name != "policy"}
     open_ones = {name: value for name, value in added.items() if getattr(config.in_recipe, name) is None}
     config = replace(config, model=model, in_recipe=replace(config.in_recipe, **open_ones))
     augmentation = " ".join(["crops", *(f"{name} {value}" for name, value in added.items())])

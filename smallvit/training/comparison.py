@@ -93,6 +93,8 @@ def _train_config(config: CompareConfig, variant: Variant, seed: int) -> TrainCo
         image_size=config.image_size,
         fit=config.fit,
         seed=seed,
+        labels=config.labels,
+        group=config.group,
         in_recipe=config.in_recipe,
         machine=config.machine,
         run=RunOptions(runs=config.out / "runs", name=variant.run(seed), data_dir=config.data_dir),

@@ -178,6 +178,8 @@ class Traits(Protocol):
     def mirrors(self) -> bool: ...
     @property
     def policy(self) -> AutoAugment: ...
+    @property
+    def photographic(self) -> bool: ...
 
 
 @dataclass(frozen=True)
@@ -204,6 +206,10 @@ class TrainConfig:
     """Random seed of the training."""
     split_seed: int = 0
     """Random seed of the validation and test split, where the data has none."""
+    labels: Annotated[Path | None, _optional("CSV", "labels.csv in DATA, if there are no class folders")] = None
+    """Table of the images in DATA: columns file and label, and perhaps split and group."""
+    group: Annotated[str | None, _optional("COLUMN", "group")] = None
+    """Column of the table whose groups, such as patients, are never in two splits."""
     resume: Folder = None
     """Resume this run folder; the result is the same as if it had never stopped."""
     from_scratch: bool = False
@@ -242,6 +248,13 @@ class TrainConfig:
         recipe = RECIPES[self.recipe]
         policy = data.policy if recipe.augment.policy in get_args(AutoAugment) else recipe.augment.policy
         augment = replace(recipe.augment, flip=recipe.augment.flip and data.mirrors, policy=policy)
+        if not data.photographic:
+            for name, off in (("policy", "none"), ("colour", 0.0)):
+                if (given := getattr(self.in_recipe, name)) not in (None, off):
+                    raise ValueError(
+                        f"{name}={given} is for images of 8 bits, grey or in colour: leave it out for these"
+                    )
+            augment = replace(augment, policy="none", colour=0.0)
         return self.in_recipe.apply(replace(recipe, augment=augment))
 
     @property
@@ -260,6 +273,7 @@ class TrainConfig:
         return cls(
             **{
                 **_with_tuples(stored),
+                "labels": Path(stored["labels"]) if stored.get("labels") else None,
                 "resume": None,
                 "from_scratch": False,
                 "in_recipe": RecipeOptions(**_with_tuples(stored["in_recipe"])),
@@ -290,6 +304,10 @@ class CompareConfig:
     image_size: Sides = None
     """As for `smallvit train`."""
     fit: Literal["crop", "pad"] = "crop"
+    """As for `smallvit train`."""
+    labels: Annotated[Path | None, _optional("CSV")] = None
+    """As for `smallvit train`."""
+    group: Annotated[str | None, _optional("COLUMN")] = None
     """As for `smallvit train`."""
     out: Path = Path("comparison")
     """Folder for the runs and the table; a comparison that was stopped resumes there."""

@@ -96,7 +96,7 @@ def pictures(
     before = data.train.images[np.sort(draw.choice(len(data.train), min(SHOWN, len(data.train)), replace=False))]
     augment = jax.jit(augment_images, static_argnums=2)
     after = augment(jax.random.key(config.seed), before, config.recipe_for(data).augment)
-    plots.save(plots.augmented(before, np.asarray(after).astype(np.uint8)), folder / "augmented.png")
+    plots.save(plots.augmented(before, np.asarray(after).astype(before.dtype)), folder / "augmented.png")
 
     chosen = np.sort(draw.choice(len(split), min(EXPLAINED, len(split)), replace=False))
     images = split.images[chosen]

@@ -262,6 +262,8 @@ def _load(config: TrainConfig) -> Dataset:
         seed=config.split_seed,
         data_dir=config.run.data_dir,
         cache_dir=config.run.cache_dir or config.run.runs / CACHE,
+        labels=config.labels,
+        group=config.group,
     )
 
 

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from flax import struct
-from jaxtyping import Array, Float, Int, PRNGKeyArray, PyTree, UInt8
+from jaxtyping import Array, Float, Int, PRNGKeyArray, PyTree, UInt
 
 from smallvit.augment import augment_batch
 from smallvit.data import Preprocess
@@ -69,7 +69,7 @@ def make_step(
     class_weights: Float[Array, "k"] | None = None,
     accumulate: int = 1,
     remat: bool = False,
-) -> Callable[[State, UInt8[Array, "b H W c"], Int[Array, "b"], PRNGKeyArray, Pace], tuple[State, Metrics]]:
+) -> Callable[[State, UInt[Array, "b H W c"], Int[Array, "b"], PRNGKeyArray, Pace], tuple[State, Metrics]]:
     def loss(params: PyTree, others: PyTree, images: Array, targets: Array, key: PRNGKeyArray) -> tuple[Array, Any]:
         with recompute(remat):
             logits, others = model.apply(

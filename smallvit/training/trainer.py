@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
-from jaxtyping import Float, PyTree, UInt8
+from jaxtyping import Float, PyTree, UInt
 
 from smallvit.data import Dataset, Split, batch_indices
 from smallvit.layers import Classifier
@@ -60,16 +60,16 @@ class Trainer:
     def compile(self) -> float:
         """Compiles everything, and says how many seconds that took."""
         begun = time.monotonic()
-        size, channels = self.data.preprocess.size, self.data.preprocess.channels
+        size, channels, dtype = self.data.preprocess.size, self.data.preprocess.channels, self.data.preprocess.dtype
 
         def batch(rows: int, *shape: int, dtype: Any) -> jax.ShapeDtypeStruct:
             return jax.ShapeDtypeStruct((rows, *shape), dtype, sharding=over_images(self.mesh))
 
-        images = batch(self.batch_size, *size, channels, dtype=jnp.uint8)
+        images = batch(self.batch_size, *size, channels, dtype=dtype)
         labels = batch(self.batch_size, dtype=jnp.int32)
         self._init = self._init.lower(self._init_key).compile()
         self._step = self._step.lower(self.abstract_state, images, labels, self._key, STILL).compile()
-        images = batch(self.eval_batch_size, *size, channels, dtype=jnp.uint8)
+        images = batch(self.eval_batch_size, *size, channels, dtype=dtype)
         self._predict = self._predict.lower(self.abstract_state, images).compile()
         return time.monotonic() - begun
 
@@ -85,7 +85,7 @@ class Trainer:
         return self._step(state, images, labels, self._key, pace)
 
     def evaluate(self, state: State, split: Split) -> Scores:
-        def predict(images: UInt8[np.ndarray, "b H W c"]) -> Float[np.ndarray, "b k"]:
+        def predict(images: UInt[np.ndarray, "b H W c"]) -> Float[np.ndarray, "b k"]:
             return self._predict(state, spread(self.mesh, len(images), lambda part: images[part]))
 
         return score_split(predict, split, self.eval_batch_size)

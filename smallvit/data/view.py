@@ -1,0 +1,15 @@
+"""Images of any depth and channels as pictures that people can look at."""
+
+import numpy as np
+from jaxtyping import UInt, UInt8
+
+
+def as_picture(image: UInt[np.ndarray, "H W c"]) -> UInt8[np.ndarray, "H W _"]:
+    """Grey or colour, 8 bits: the first three channels, or the first of two; 16 bits are stretched to what is there."""
+    channels = image.shape[-1]
+    if channels not in (1, 3):
+        image = image[..., :3] if channels > 3 else image[..., :1]
+    if image.dtype == np.uint8:
+        return image
+    low, high = float(image.min()), float(image.max())
+    return np.round((image.astype(np.float32) - low) / max(high - low, 1) * 255).astype(np.uint8)
