@@ -59,6 +59,7 @@ def own_images(run: str | Path, saved: Saved) -> HeldOut:
         )
     except ValueError as error:
         raise ValueError(f"the data that {run} was trained on is not available ({error}): give other data") from None
+    data = data.normalised(saved.preprocess.mean, saved.preprocess.std)
     plan = run_folder(run) / PLAN
     found = held_out(data, saved.classes, saved.preprocess)
     if plan.exists() and read_json(plan)["data"] != data_digest(data):

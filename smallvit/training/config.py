@@ -11,7 +11,7 @@ import tyro
 from smallvit.augment.spec import AutoAugment, Fill, Policy
 from smallvit.catalogue import catalogue
 from smallvit.common.words import did_you_mean
-from smallvit.training.recipe import RECIPES, Recipe
+from smallvit.training.recipe import RECIPES, Freeze, Recipe
 
 DEFAULT_MINUTES = 5.0
 SHORT = {  # names accepted as well
@@ -57,6 +57,10 @@ Float = Annotated[float | None, _optional("FLOAT")]
 Text = Annotated[str | None, _optional("TEXT")]
 Folder = Annotated[Path | None, _optional("PATH")]
 Sides = Annotated[int | tuple[int, int] | None, _optional("INT [INT]")]
+RecipeName = Annotated[
+    Literal["default", "finetune", "paper", "keras"] | None,
+    _optional("default|finetune|paper|keras", "default, or finetune with --init"),
+]
 Fields = Annotated[tuple[str, ...], _optional("NAME=VALUE ...")]
 Data = Annotated[str | None, tyro.conf.Positional, _optional("DATA")]
 Switch = tyro.conf.DisallowNone[bool | None]  # --flip, --no-flip, or neither
@@ -81,6 +85,10 @@ class RecipeOptions:
     """Horizon of the exponential moving average of the weights, as a fraction of all steps; 0 turns it off."""
     repeats: Annotated[int | None, _of_recipe("repeats", "INT")] = None
     """Copies of each image per batch, each augmented differently."""
+    freeze: Annotated[Freeze | None, _of_recipe("freeze", "|".join(get_args(Freeze)))] = None
+    """What is not trained: with `backbone`, everything but the head stays as it was started from."""
+    layer_decay: Annotated[float | None, _of_recipe("layer_decay", "FLOAT")] = None
+    """Layer-wise learning-rate decay: the factor from each block to the one before it; 1 turns it off."""
     balance: Annotated[Switch, _of_recipe("balance", None)] = None
     """Weight the classes so that each counts the same."""
     flip: Annotated[Switch, _of_recipe("flip", None)] = None
@@ -190,7 +198,9 @@ class TrainConfig:
     """Other fields of the model, as in dim=96 spt=false."""
     drop_path: Annotated[float | None, _optional("FLOAT", "of the model")] = None
     """Drop path (stochastic depth): the probability that a block is skipped in training."""
-    recipe: Literal["default", "paper", "keras"] = "default"
+    init: Annotated[str | None, _optional("SOURCE", "random weights")] = None
+    """Start from trained weights: a run or model folder, a file of weights, timm:NAME or hf:REPO."""
+    recipe: RecipeName = None
     """Training recipe; `default` adds augmentation by the number of epochs that fit."""
     minutes: Annotated[float | None, _optional("FLOAT", f"{DEFAULT_MINUTES:g}, or the epochs of the recipe")] = None
     """Time for the whole run."""
@@ -200,6 +210,10 @@ class TrainConfig:
     """Image size in pixels: one side, or height and width."""
     fit: Literal["crop", "pad"] = "crop"
     """How images of another shape are fitted: cropped in the middle, or padded with their mean colour."""
+    mean: Annotated[tuple[float, ...] | None, _optional("FLOAT ...", "of the images, or of --init")] = None
+    """Mean of pixels from 0 to 1 that is subtracted, one number per channel."""
+    std: Annotated[tuple[float, ...] | None, _optional("FLOAT ...", "of the images, or of --init")] = None
+    """Standard deviation that they are divided by, one number per channel."""
     seed: int = 0
     """Random seed of the training."""
     split_seed: int = 0
@@ -219,10 +233,16 @@ class TrainConfig:
             value = getattr(self, name)
             if value is not None and not value > 0:
                 raise ValueError(f"{name}={value} must be positive")
+        if (self.mean is None) != (self.std is None):
+            raise ValueError("mean and std belong together: give both, or none")
+        if self.std is not None and min(self.std, default=0.0) <= 0:
+            raise ValueError(f"std={self.std} must be positive")
         if self.machine.accumulate < 1:
             raise ValueError(f"accumulate={self.machine.accumulate} must be at least 1")
-        if self.recipe not in RECIPES:
+        if self.recipe_name not in RECIPES:
             raise ValueError(f"unknown recipe {self.recipe!r}: there are {', '.join(RECIPES)}")
+        if self.init is None and self.in_recipe.freeze == "backbone":
+            raise ValueError("freeze=backbone trains only the head, which needs trained weights: give them with --init")
         if self.resume is not None:
             given = [each.name for each in fields(self) if getattr(self, each.name) != _default(each)]
             if others := sorted({*given} - {"resume", "from_scratch", "machine"}):
@@ -234,12 +254,16 @@ class TrainConfig:
         _ = self.full_recipe, self.model_fields  # raise on bad values
 
     @property
+    def recipe_name(self) -> str:
+        return self.recipe or ("default" if self.init is None else "finetune")
+
+    @property
     def full_recipe(self) -> Recipe:
-        return self.in_recipe.apply(RECIPES[self.recipe])
+        return self.in_recipe.apply(RECIPES[self.recipe_name])
 
     def recipe_for(self, data: Traits) -> Recipe:
         """The recipe for this data: flips and AutoAugment's policy follow it unless they are given."""
-        recipe = RECIPES[self.recipe]
+        recipe = RECIPES[self.recipe_name]
         policy = data.policy if recipe.augment.policy in get_args(AutoAugment) else recipe.augment.policy
         augment = replace(recipe.augment, flip=recipe.augment.flip and data.mirrors, policy=policy)
         return self.in_recipe.apply(replace(recipe, augment=augment))

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import numpy as np
 
 from smallvit.common.env import keep_compiled
 from smallvit.common.errors import Preempted, Stopped
@@ -43,6 +44,7 @@ from smallvit.training.fitting import fitting_size
 from smallvit.training.mesh import make_mesh
 from smallvit.training.plan import Plan, ending, make_plan
 from smallvit.training.progress import Bar, Board, Reporter
+from smallvit.training.start import Start, read_start
 from smallvit.training.step import Metrics, Pace, State
 from smallvit.training.trainer import Trainer
 
@@ -76,8 +78,12 @@ def train(config: TrainConfig | None = None) -> dict[str, Any]:
         config = replace(begun, machine=config.machine.resume(begun.machine))
     else:
         check_name(config.run.runs, config.run.name)
+    start, lines = None, []
+    if config.init is not None and folder is None:
+        start = read_start(config.init)
+        config, lines = start.settle(config)
     data = _load(config)
-    for line in data.notes:
+    for line in (*data.notes, *lines):
         say(line)
     if folder is None:
         if config.model is not None and config.image_size is None:
@@ -87,6 +93,7 @@ def train(config: TrainConfig | None = None) -> dict[str, Any]:
             say(reason)
     spec = Spec(config.model or "", len(data.classes), data.preprocess.size, config.model_fields)
     trainer = _trainer(config, data, spec, say)
+    given = None if start is None else _starting_from(start, spec, data, say)
     say(f"compiled in {duration(trainer.compile())}")
     plan = _stored_plan(folder, trainer) if folder is not None else None  # the first process's, in all of them
     plan = plan or make_plan(config, trainer, started)
@@ -103,7 +110,9 @@ def train(config: TrainConfig | None = None) -> dict[str, Any]:
         checkpoints = Checkpoints(folder / CHECKPOINTS)
         found = checkpoints.restore(trainer.abstract_state, say, from_scratch=from_scratch)
         if found is None:
-            state, history = trainer.init(), History()
+            if config.init is not None and given is None:  # stopped before its first checkpoint
+                given = _starting_from(read_start(config.init), spec, data, say)
+            state, history = trainer.init(given), History()
         else:
             state, history = found[0], History(**found[1])
             say(f"resuming at step {history.step:,} of {plan.steps:,}")
@@ -255,7 +264,7 @@ class Training:
 
 
 def _load(config: TrainConfig) -> Dataset:
-    return load_data(
+    data = load_data(
         config.data,
         image_size=config.image_size,
         fit=config.fit,
@@ -263,6 +272,20 @@ def _load(config: TrainConfig) -> Dataset:
         data_dir=config.run.data_dir,
         cache_dir=config.run.cache_dir or config.run.runs / CACHE,
     )
+    if config.mean is None or config.std is None:
+        return data
+    if config.init is not None and len(config.mean) < data.preprocess.channels:
+        raise ValueError(
+            f"{config.init} was trained on grey images, those of {data.name} are coloured: start from other weights"
+        )
+    return data.normalised(config.mean, config.std)
+
+
+def _starting_from(start: Start, spec: Spec, data: Dataset, say: Reporter) -> dict[str, np.ndarray]:
+    preprocess = data.preprocess
+    arrays, line = start.arrays(spec.create(), (*preprocess.size, preprocess.channels), data.classes)
+    say(line)
+    return arrays
 
 
 def _fit_size(config: TrainConfig, data: Dataset, say: Reporter) -> tuple[TrainConfig, Dataset]:
@@ -311,7 +334,7 @@ def _trainer(config: TrainConfig, data: Dataset, spec: Spec, say: Reporter) -> T
     height, width = data.preprocess.size
     say(
         f"{spec.name}: {trainer.parameters:,} parameters, images {height} x {width} x {data.preprocess.channels}, "
-        f"batches of {batch_size}, recipe {config.recipe}, {mesh.size} x {jax.default_backend()}"
+        f"batches of {batch_size}, recipe {config.recipe_name}, {mesh.size} x {jax.default_backend()}"
     )
     return trainer
 
