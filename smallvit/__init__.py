@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from smallvit.registry import create_model, list_models
     from smallvit.runs.prediction import Predictor, predict, predict_files
     from smallvit.serving.server import serve
+    from smallvit.training.callbacks import Callback
     from smallvit.training.config import CompareConfig, TrainConfig
     from smallvit.training.keywords import compare, train
 
@@ -46,6 +47,7 @@ __version__ = "0.1.0"
 __all__ = [
     "SPT",
     "CaiT",
+    "Callback",
     "CompareConfig",
     "CrossFormer",
     "CrossViT",

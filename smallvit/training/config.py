@@ -13,6 +13,7 @@ from smallvit.catalogue import catalogue
 from smallvit.common.words import did_you_mean
 from smallvit.training.recipe import RECIPES, Freeze, Recipe
 
+Tracked = Literal["tensorboard", "mlflow", "wandb"]
 DEFAULT_MINUTES = 5.0
 SHORT = {  # names accepted as well
     "lr": "learning_rate",
@@ -174,8 +175,8 @@ class RunOptions:
     """Folder for decoded images."""
     checkpoint_seconds: float = 60.0
     """Time between two checkpoints."""
-    tensorboard: bool = False
-    """Also write TensorBoard event files."""
+    track: Annotated[tuple[Tracked, ...], _optional("tensorboard|mlflow|wandb ...")] = ()
+    """Also send metrics and settings to these trackers."""
 
 
 @runtime_checkable
@@ -206,6 +207,8 @@ class TrainConfig:
     """Time for the whole run."""
     epochs: Float = None
     """Number of epochs, instead of a time."""
+    patience: Int = None
+    """Stop early after this many evaluations in a row without a gain in validation beyond chance."""
     image_size: Annotated[int | tuple[int, int] | None, _optional("INT [INT]", "by the data")] = None
     """Image size in pixels: one side, or height and width."""
     fit: Literal["crop", "pad"] = "crop"
@@ -222,6 +225,7 @@ class TrainConfig:
     """Resume this run folder; the result is the same as if it had never stopped."""
     from_scratch: bool = False
     """With --resume: set the run's checkpoints aside and start again at step 0."""
+    own: Annotated[tuple[str, ...], tyro.conf.Suppress] = ()  # functions of the user's own, given from Python
     in_recipe: RecipeOptions = field(default_factory=RecipeOptions)
     machine: MachineOptions = field(default_factory=MachineOptions)
     run: RunOptions = field(default_factory=RunOptions)
@@ -237,6 +241,10 @@ class TrainConfig:
             raise ValueError("mean and std belong together: give both, or none")
         if self.std is not None and min(self.std, default=0.0) <= 0:
             raise ValueError(f"std={self.std} must be positive")
+        if self.patience is not None and self.patience < 1:
+            raise ValueError(f"patience={self.patience} must be at least 1")
+        if unknown := sorted({*self.run.track} - {*get_args(Tracked)}):
+            raise ValueError(f"unknown tracker {unknown[0]!r}: there are {', '.join(get_args(Tracked))}")
         if self.machine.accumulate < 1:
             raise ValueError(f"accumulate={self.machine.accumulate} must be at least 1")
         if self.recipe_name not in RECIPES:
@@ -288,7 +296,7 @@ class TrainConfig:
                 "from_scratch": False,
                 "in_recipe": RecipeOptions(**_with_tuples(stored["in_recipe"])),
                 "machine": MachineOptions(**stored["machine"]),
-                "run": RunOptions(**{**stored["run"], **paths}),
+                "run": RunOptions(**{**_with_tuples(stored["run"]), **paths}),
             }
         )
 
@@ -349,6 +357,7 @@ def from_options(cls: type[Config], data: str | Path | None, options: Mapping[st
     groups = {"": cls, "in_recipe": RecipeOptions, "machine": MachineOptions, "run": RunOptions}
     groups = {group: each for group, each in groups.items() if not group or group in get_type_hints(cls)}
     homes = {name: (group, hint) for group, each in groups.items() for name, hint in get_type_hints(each).items()}
+    homes.pop("own", None)
     given: dict[str, dict[str, Any]] = {group: {} for group in groups}
     for name, value in {"data": data, **options}.items():
         name = SHORT.get(name, name)
@@ -369,6 +378,8 @@ def _fitted(value: Any, kinds: tuple[Any, ...]) -> Any:
         return Path(value)
     if isinstance(value, Mapping):
         return tuple(f"{name}={json.dumps(each)}" for name, each in value.items())
+    if kinds == (tuple,) and isinstance(value, str):
+        return (value,)
     if isinstance(value, list):
         return ",".join(value) if str in kinds else tuple(value)
     return str(value) if str in kinds and isinstance(value, Path) else value

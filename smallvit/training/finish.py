@@ -1,10 +1,12 @@
 """The end of a run: the score on the test images, pictures, a report."""
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from smallvit import plots
@@ -19,6 +21,7 @@ from smallvit.runs.folder import CONFIG, MODEL, REPORT, RESULT
 from smallvit.runs.saved import Saved, from_pretrained
 from smallvit.runs.scores import Scores, per_class
 from smallvit.training.config import TrainConfig
+from smallvit.training.own import Augmentation
 from smallvit.training.progress import Reporter
 
 SHOWN = 16  # images in the pictures of a batch
@@ -34,6 +37,7 @@ def finish(
     parameters: int,
     clock: Callable[[], float],
     say: Reporter,
+    own: Augmentation | None = None,
 ) -> dict[str, Any]:
     """Scores the kept model, that of row `kept`, on the test images and writes the report; result.json comes last."""
     saved = from_pretrained(folder)
@@ -45,7 +49,7 @@ def finish(
     say(f"{which} accuracy {scores.top1:.2f} %, with the model of epoch {best['epoch']:.1f}")
 
     evaluation.draw(folder)
-    pictures(folder, config, saved, data, evaluation, rows, kept)
+    pictures(folder, config, saved, data, evaluation, rows, kept, own)
     last = rows[-1]
     result = {
         "test_top1": round(scores.top1, 3) if data.test else None,
@@ -73,6 +77,7 @@ def pictures(
     evaluation: Evaluation,
     rows: list[dict[str, Any]],
     kept: int,
+    own: Augmentation | None = None,
 ) -> None:
     split, probabilities = evaluation.split, evaluation.scores.probabilities
     predicted, confidence = probabilities.argmax(axis=1), probabilities.max(axis=1)
@@ -80,8 +85,8 @@ def pictures(
     plots.save(plots.curves(rows, kept), folder / "curves.png")
 
     before = data.train.images[np.sort(draw.choice(len(data.train), min(SHOWN, len(data.train)), replace=False))]
-    augment = jax.jit(augment_images, static_argnums=2)
-    after = augment(jax.random.key(config.seed), before, config.recipe_for(data).augment)
+    augment = own or partial(augment_images, spec=config.recipe_for(data).augment)
+    after = jax.jit(augment)(jax.random.key(config.seed), jnp.asarray(before))
     plots.save(plots.augmented(before, np.asarray(after).astype(np.uint8)), folder / "augmented.png")
 
     chosen = np.sort(draw.choice(len(split), min(EXPLAINED, len(split)), replace=False))

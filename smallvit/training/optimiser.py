@@ -10,6 +10,7 @@ from jax.tree_util import KeyPath
 from jaxtyping import PyTree
 from optax.contrib import MuonDimensionNumbers, scale_by_muon
 
+from smallvit.training.own import Optimiser
 from smallvit.training.recipe import Recipe
 
 HEADS = ("head", "distill_head")
@@ -18,12 +19,13 @@ _BLOCK = re.compile(r"(block|conv|pair|token|down)(_\d+)+$")  # how layers of so
 _FEWEST = 16  # inputs and outputs of a matrix that Muon trains: a smaller one has no spectrum to speak of
 
 
-def optimiser(recipe: Recipe) -> optax.GradientTransformation:
+def optimiser(recipe: Recipe, own: Optimiser | None = None) -> optax.GradientTransformation:
     """The update of each parameter at the peak of its learning rate; weight decay comes later, in the step.
 
     What is frozen has neither moments nor, since nobody asks for it, a gradient.
     """
-    update = _optimiser(recipe)
+    update = _optimiser(recipe) if own is None else own(recipe.learning_rate)
+    update = optax.chain(optax.clip_by_global_norm(recipe.clip), update) if recipe.clip else update
     if recipe.freeze == "none":
         return update
     return optax.partition({"head": update, "frozen": optax.set_to_zero()}, _parts)
@@ -35,10 +37,8 @@ def _optimiser(recipe: Recipe) -> optax.GradientTransformation:
         muon = optax.chain(
             scale_by_muon(weight_dimension_numbers=_as_matrices), _by_shape(), optax.scale(-recipe.matrix_rate)
         )
-        update = optax.partition({"muon": muon, "adam": adam}, _who_trains)
-    else:
-        update = adam
-    return optax.chain(optax.clip_by_global_norm(recipe.clip), update) if recipe.clip else update
+        return optax.partition({"muon": muon, "adam": adam}, _who_trains)
+    return adam
 
 
 def kernels(params: PyTree) -> PyTree:

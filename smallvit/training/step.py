@@ -17,6 +17,7 @@ from smallvit.data import Preprocess
 from smallvit.layers import Classifier
 from smallvit.ops import recompute
 from smallvit.training.optimiser import HEADS, kernels, layer_rates
+from smallvit.training.own import Own
 from smallvit.training.recipe import Recipe
 
 Scalar = np.float32 | Float[Array, ""]
@@ -89,6 +90,7 @@ def make_step(
     class_weights: Float[Array, "k"] | None = None,
     accumulate: int = 1,
     remat: bool = False,
+    own: Own = Own(),  # noqa: B008, it is frozen
 ) -> Callable[[State, UInt8[Array, "b H W c"], Int[Array, "b"], PRNGKeyArray, Pace], tuple[State, Metrics]]:
     scales = None
     if recipe.layer_decay != 1 or recipe.freeze != "none":
@@ -100,7 +102,11 @@ def make_step(
                 {"params": params, **others}, images, train=trains, rngs={"dropout": key}, mutable=list(others)
             )
         logits = logits.astype(jnp.float32)
-        losses = optax.softmax_cross_entropy(logits, targets)
+        losses = (own.loss or optax.softmax_cross_entropy)(logits, targets)
+        if losses.shape != targets.shape[:1]:
+            raise ValueError(
+                f"your loss has shape {losses.shape}: it must return one number per image, {targets.shape[:1]}"
+            )
         if class_weights is not None:
             # Of the images, by what they show: smoothing gives a share of every target to every class.
             smoothing = recipe.augment.label_smoothing
@@ -141,6 +147,7 @@ def make_step(
             model.num_classes,
             recipe.augment,
             lambda images: jnp.asarray(preprocess.normalise(images)),
+            own.augment,
         )
         value, logits, others, grads = gradient(state, images.astype(model.dtype), targets, dropout_key)
         updates, moments = optimiser.update(grads, state.moments, state.params)

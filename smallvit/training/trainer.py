@@ -17,6 +17,7 @@ from smallvit.runs.prediction import make_predict
 from smallvit.runs.scores import Scores, score_split
 from smallvit.training.mesh import over_images, over_weights, replicated, spread
 from smallvit.training.optimiser import optimiser
+from smallvit.training.own import Own
 from smallvit.training.recipe import Recipe
 from smallvit.training.step import STILL, Metrics, Pace, State, first_state, make_init, make_step
 
@@ -32,12 +33,13 @@ class Trainer:
         seed: int,
         accumulate: int,
         remat: bool,
+        own: Own = Own(),  # noqa: B008, it is frozen
     ) -> None:
         self.recipe, self.data, self.mesh, self.seed = recipe, data, mesh, seed
         self.batch_size = batch_size
         largest = max(len(data.val), len(data.test or ()))
         self.eval_batch_size = mesh.size * -(-min(largest, 256) // mesh.size)
-        update = optimiser(recipe)
+        update = optimiser(recipe, own.optimiser)
         init = make_init(model, recipe, update, (*data.preprocess.size, data.preprocess.channels))
         keys = jax.jit(lambda: tuple(jax.random.split(jax.random.key(seed))), out_shardings=replicated(mesh))
         self._init_key, self._key = keys()
@@ -50,7 +52,7 @@ class Trainer:
         )
         self.parameters = sum(leaf.size for leaf in jax.tree.leaves(shapes.params))
 
-        step = make_step(model, recipe, update, data.preprocess, _class_weights(recipe, data), accumulate, remat)
+        step = make_step(model, recipe, update, data.preprocess, _class_weights(recipe, data), accumulate, remat, own)
         predict = make_predict(model, data.preprocess)
         self._first: Any = jax.jit(
             lambda variables: first_state(recipe, update, variables), out_shardings=self._shardings
