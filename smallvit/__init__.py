@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from smallvit.evaluation import Evaluation, evaluate
     from smallvit.explanation.pictures import Explainer, explain
     from smallvit.exporting.formats import export
-    from smallvit.exporting.hub import load, push
+    from smallvit.exporting.hub import load, pull, push
     from smallvit.exporting.nnx import to_nnx
     from smallvit.layers import SPT, PatchMerger, resample_positions
     from smallvit.models import (
@@ -84,6 +84,7 @@ __all__ = [
     "load_weights",
     "predict",
     "predict_files",
+    "pull",
     "push",
     "resample_positions",
     "serve",

@@ -409,9 +409,11 @@ def _stop_signals() -> Iterator[threading.Event]:
             raise KeyboardInterrupt
         event.set()
 
-    numbers = [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1]
-    if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
-        numbers.append(signal.SIGHUP)
+    names = ("SIGINT", "SIGTERM", "SIGUSR1", "SIGHUP", "SIGBREAK")  # the last is of Windows, which lacks two others
+    numbers = [getattr(signal, name) for name in names if hasattr(signal, name)]
+    hangup = getattr(signal, "SIGHUP", None)
+    if hangup is not None and signal.getsignal(hangup) == signal.SIG_IGN:
+        numbers.remove(hangup)
     handlers = {number: signal.signal(number, stop) for number in numbers}
     try:
         yield event

@@ -38,7 +38,7 @@ class Reporter:
 
     def _write(self, line: str) -> None:
         assert self.log is not None
-        with self.log.open("a") as file:
+        with self.log.open("a", encoding="utf-8") as file:
             file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')}  {line}\n")
 
 
