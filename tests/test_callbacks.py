@@ -76,16 +76,16 @@ class Watch(Callback):
 def test_a_callback_sees_and_ends_a_run(photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     watch = Watch(stop_at=8)
     result = smallvit.train(photos, **TINY, epochs=6, runs=tmp_path, name="a", callbacks=[watch], track="tensorboard")
-    assert watch.seen[:5] == ["begin vit_tiny_data 0 of 22", "1", "2", "3", "4"]
+    assert watch.seen[:5] == ["begin vit_tiny_data 0 of 23", "1", "2", "3", "4"]
     assert [each for each in watch.seen if "e" in each][1:] == ["evaluation 1 4", "evaluation 2 8", "end 50.0"]
     printed = capsys.readouterr().out
-    assert "ended early by Watch, at step 8 of 22: the learning rate is at" in printed
+    assert "ended early by Watch, at step 8 of 23: the learning rate is at" in printed
     assert (Path(result["folder"]) / "model/model.safetensors").exists()
     assert list((tmp_path / "a/tensorboard").glob("events*"))
     # The end is part of the last checkpoint: a process that is killed in the report ends there again.
     again = Watch()
     smallvit.train(resume=tmp_path / "a", callbacks=[again])
-    assert again.seen == ["begin vit_tiny_data 8 of 22", "end 50.0"]
+    assert again.seen == ["begin vit_tiny_data 8 of 23", "end 50.0"]
 
 
 class Unhappy(Callback):

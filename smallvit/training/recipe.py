@@ -68,7 +68,7 @@ RECIPES: dict[str, Recipe] = {
     ),
     # From trained weights: blocks near the image move less than those near the head.
     "finetune": Recipe(
-        learning_rate=4e-3,
+        learning_rate=2e-3,
         weight_decay=0.05,
         batch_size=64,
         layer_decay=0.75,
