@@ -20,6 +20,7 @@ import numpy as np
 
 from smallvit.data import load_data
 from smallvit.runs.saved import Spec
+from smallvit.training.callbacks import Callbacks
 from smallvit.training.checkpoint import Checkpoints
 from smallvit.training.config import RunOptions, TrainConfig
 from smallvit.training.loop import History, Plan, Training
@@ -54,7 +55,9 @@ def main() -> None:
     def loop() -> None:
         # One step more than is run: the loop's evaluation and checkpoint at the end are not wanted here.
         plan = Plan(steps + 1, recipe.batch_size, 1e9, 1e9, "")
-        training = Training(config, folder, trainer, spec, plan, Checkpoints(folder), Reporter(quiet=True), 0.0)
+        training = Training(
+            config, folder, trainer, spec, plan, Checkpoints(folder), Reporter(quiet=True), Callbacks([]), 0.0
+        )
         training.run(trainer.init(), History(), threading.Event(), until=steps)
 
     times: dict[str, list[float]] = {"bare": [], "loop": []}

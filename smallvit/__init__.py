@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from smallvit.evaluation import Evaluation, evaluate
     from smallvit.explanation.pictures import Explainer, explain
     from smallvit.exporting.formats import export
-    from smallvit.exporting.hub import load, push
+    from smallvit.exporting.hub import load, pull, push
     from smallvit.exporting.nnx import to_nnx
     from smallvit.layers import SPT, PatchMerger, resample_positions
     from smallvit.models import (
@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from smallvit.runs.prediction import Predictor, predict, predict_files
     from smallvit.runs.sorting import sort_into
     from smallvit.serving.server import serve
+    from smallvit.training.callbacks import Callback
     from smallvit.training.config import CompareConfig, TrainConfig
     from smallvit.training.keywords import compare, train
 
@@ -47,6 +48,7 @@ __version__ = "0.1.0"
 __all__ = [
     "SPT",
     "CaiT",
+    "Callback",
     "CompareConfig",
     "CrossFormer",
     "CrossViT",
@@ -83,6 +85,7 @@ __all__ = [
     "load_weights",
     "predict",
     "predict_files",
+    "pull",
     "push",
     "resample_positions",
     "serve",

@@ -19,7 +19,7 @@ class Entry(NamedTuple):
 
 def catalogue(pattern: str = "*") -> list[Entry]:
     """All models whose name matches, sorted; `smallvit.count` makes and checks what is stored."""
-    lines = [line for line in FILE.read_text().splitlines() if not line.startswith("#")]
+    lines = [line for line in FILE.read_text(encoding="utf-8").splitlines() if not line.startswith("#")]
     entries = [
         Entry(
             row["name"],

@@ -27,6 +27,8 @@ from smallvit.training.config import CompareConfig, Data, Device, Float, Folder,
 
 Run = Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN", help_behavior_hint="")]
 Paths = Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="PATH ...", help_behavior_hint="")]
+Repo = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="REPO", help_behavior_hint="")]
+ModelFolder = Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="FOLDER", help_behavior_hint="")]
 File = Annotated[str | None, tyro.conf.arg(metavar="FILE", help_behavior_hint="")]
 
 T = TypeVar("T")
@@ -70,7 +72,7 @@ def models(
 
 
 def train(config: Annotated[TrainConfig, tyro.conf.arg(name="")]) -> None:
-    """Train a model from scratch on a folder of images."""
+    """Train a model on a folder of images, from scratch or from trained weights."""
     from smallvit.training.keywords import train
 
     train(config)
@@ -117,6 +119,33 @@ def export(
     size = path.stat().st_size / 2**20
     wrote = f"{path} ({size:.1f} MiB) matches the model's logits to {TOLERANCE:g}; {path.name}.json describes its use"
     print(shown(wrote))
+
+
+def push(run: Run, repo: Repo, /, private: bool = False) -> None:
+    """Upload a trained model to the Hugging Face hub, with a model card.
+
+    Args:
+        run: A run folder or its model/.
+        repo: Repository on the hub, such as owner/name; it is created if there is none.
+        private: Create it for your eyes only.
+    """
+    from smallvit.exporting.hub import push
+
+    print(shown(f"The model is at {push(run, repo, private=private)}"))
+
+
+def pull(repo: Repo, folder: ModelFolder, /, revision: Text = None) -> None:
+    """Download a model that was pushed to the Hugging Face hub.
+
+    Args:
+        repo: Repository on the hub, such as owner/name.
+        folder: New folder for the model; every command that takes a run takes it.
+        revision: Branch, tag or commit of the repository.
+    """
+    from smallvit.exporting.hub import pull
+
+    saved = pull(repo, folder, revision=revision)
+    print(shown(f"Wrote {saved.spec.name} for {len(saved.classes)} classes to {folder}"))
 
 
 def serve(
@@ -446,10 +475,15 @@ def _plain(text: str) -> RichText:
     return RichText(shown(text))
 
 
-COMMANDS = {f.__name__: f for f in (train, evaluate, predict, explain, export, serve, compare, models, doctor)}
+COMMANDS = {
+    f.__name__: f for f in (train, evaluate, predict, explain, export, serve, push, pull, compare, models, doctor)
+}
 
 
 def main() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # a pipe of Windows does not have all letters
+            stream.reconfigure(errors="backslashreplace")
     command, *args = sys.argv[1:] or ["--help"]
     if command in ("-h", "--help"):
         print(_overview())

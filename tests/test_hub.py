@@ -12,6 +12,7 @@ import pytest
 from PIL import Image
 
 import smallvit
+from smallvit import cli
 from smallvit.data import Preprocess
 from smallvit.exporting.hub import pull, write_hub_folder
 from smallvit.runs.saved import Spec, save_model
@@ -128,6 +129,22 @@ def test_mistakes_are_one_line(run: Path, hub: Hub, tmp_path: Path, monkeypatch:
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)  # as if not installed
     assert message(smallvit.push, run, "pets") == "pushing to pets needs huggingface_hub: pip install 'smallvit[hub]'"
     assert message(pull, "pets") == "pulling pets needs huggingface_hub: pip install 'smallvit[hub]'"
+
+
+def test_the_commands(
+    run: Path, hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    monkeypatch.setattr("sys.argv", ["smallvit", "push", str(run), "pets", "--private"])
+    cli.main()
+    assert hub.private
+    assert capsys.readouterr().out == "The model is at https://huggingface.co/me/pets\n"
+    monkeypatch.setattr("sys.argv", ["smallvit", "pull", "me/pets", str(tmp_path / "pets")])
+    cli.main()
+    assert capsys.readouterr().out == f"Wrote sl_vit_tiny_data for 3 classes to {tmp_path / 'pets'}\n"
+    assert smallvit.load(tmp_path / "pets").classes == CLASSES
+    with pytest.raises(SystemExit):
+        cli.main()
+    assert capsys.readouterr().err == f"smallvit: {tmp_path / 'pets'} exists and is not empty: choose another folder\n"
 
 
 def test_the_library_page_runs(

@@ -41,6 +41,6 @@ def test_presets_have_as_many_classes_in_both_heads():
 
 def test_bias_by_distance():
     table = jnp.arange(6.0).reshape(2, 3, 1)
-    bias = DistanceBias(1, (2, 3), 2).apply({"params": {"grid": table}})
+    bias = DistanceBias(1, (2, 3), 2).apply({"params": {"distances": table}})
     # The first and the third token of the first row ask; the tokens of 2 rows and 3 columns answer.
     np.testing.assert_array_equal(bias, [[[0, 1, 2, 3, 4, 5], [2, 1, 0, 5, 4, 3]]])

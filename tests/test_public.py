@@ -99,7 +99,7 @@ def test_switches_and_short_names(capsys: pytest.CaptureFixture[str], monkeypatc
     with pytest.raises(SystemExit):
         cli.main()
     shown = " ".join(capsys.readouterr().out.replace("│", " ").split())
-    assert "Peak learning rate. (by recipe: default 0.002, paper 0.003, keras 0.001)" in shown
+    assert "Peak learning rate. (by recipe: default 0.002, finetune 0.002, paper 0.003, keras 0.001)" in shown
     assert "--flip, --no-flip" in shown
     assert "--color-jitter FLOAT, --colour FLOAT" in shown
     assert "paper AutoAugment for the data set" in shown

@@ -280,7 +280,7 @@ def test_configuration_survives_json():
     assert again.model_fields == {"dim": 96, "spt": False, "drop_path": 0.2}
 
 
-@pytest.mark.parametrize("recipe", ["default", "paper", "keras"])
+@pytest.mark.parametrize("recipe", ["default", "finetune", "paper", "keras"])
 def test_images_are_mirrored_where_the_data_allows(recipe):
     photos, digits = labelled(np.arange(3)), replace(labelled(np.arange(3)), mirrors=False)
     config = TrainConfig(recipe=recipe)

@@ -25,10 +25,14 @@ def augment_batch(
     num_classes: int,
     spec: Augment,
     normalise: Callable[[Array], Array | np.ndarray],
+    own: Callable[[PRNGKeyArray, Array], Array] | None = None,
 ) -> tuple[Images, Targets]:
-    """All of it: `augment_images`, `normalise`, `erase`, smoothed one-hot targets, `mix`."""
+    """All of it: `augment_images`, or a function of the user's `own`, `normalise`, `erase`, targets, `mix`."""
     pixels_key, erase_key, mix_key = jax.random.split(key, 3)
-    x = erase(erase_key, jnp.asarray(normalise(augment_images(pixels_key, images, spec))), spec)
+    augmented = augment_images(pixels_key, images, spec) if own is None else own(pixels_key, images)
+    if augmented.shape != images.shape:
+        raise ValueError(f"your augment turns images of shape {images.shape} into {augmented.shape}: keep the shape")
+    x = erase(erase_key, jnp.asarray(normalise(augmented)), spec)
     smoothing = spec.label_smoothing
     targets = jax.nn.one_hot(labels, num_classes) * (1 - smoothing) + smoothing / num_classes
     return mix(mix_key, x, targets, spec)

@@ -9,6 +9,8 @@ EXTRAS = {
     "hub": ("huggingface_hub",),
     "keras": ("h5py",),
     "tensorboard": ("tensorboardX",),
+    "mlflow": ("mlflow",),
+    "wandb": ("wandb",),
 }
 
 

@@ -19,7 +19,8 @@ def user_cache() -> Path:
     try:
         return Path.home() / ".cache" / "smallvit"
     except RuntimeError:  # no HOME and no entry in /etc/passwd, as in a container that is given a user's number
-        return _private(Path(tempfile.gettempdir()) / f"smallvit-{os.getuid()}")
+        folder = Path(tempfile.gettempdir()) / f"smallvit-{os.getuid()}" if hasattr(os, "getuid") else None
+        return Path(tempfile.mkdtemp(prefix="smallvit-")) if folder is None else _private(folder)
 
 
 def _private(folder: Path) -> Path:
@@ -79,6 +80,8 @@ def trim(folder: Path, limit: int) -> None:
 
 def sync_folder(folder: Path) -> None:
     """Names are data of their folder: until it is on the disk, too, a power cut undoes a rename."""
+    if os.name == "nt":  # which opens no folders, and writes names by itself
+        return
     handle = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -112,7 +115,7 @@ def write_json(path: Path, value: Any) -> None:
 def read_json(path: Path) -> Any:
     """What `write_json` wrote, or a ValueError that names the file."""
     try:
-        return json.loads(path.read_text())
+        return json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise ValueError(f"{path} does not exist") from None
     except (json.JSONDecodeError, UnicodeDecodeError) as error:

@@ -19,7 +19,7 @@ def lazy(package: str, file: str) -> tuple[Callable[[str], Any], Callable[[], li
     """
     homes = {
         alias.asname or alias.name: node.module
-        for block in ast.parse(Path(file).read_text()).body
+        for block in ast.parse(Path(file).read_text(encoding="utf-8")).body
         if isinstance(block, ast.If)
         for node in block.body
         if isinstance(node, ast.ImportFrom) and node.module

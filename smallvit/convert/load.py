@@ -2,6 +2,7 @@
 
 import warnings
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from smallvit.common.extras import first_line, need
 from smallvit.common.paths import by_path, nested
 from smallvit.convert import keras, timm, transformers, vit_pytorch
 from smallvit.convert.rules import Converted, Table, convert
-from smallvit.layers import Classifier
+from smallvit.layers import Classifier, is_table, resample_table
 from smallvit.models import (
     CaiT,
     CrossViT,
@@ -32,6 +33,7 @@ from smallvit.models import (
 from smallvit.ops import pair
 
 State = Mapping[str, np.ndarray]
+FACTS = ("config.json", "preprocessor_config.json")  # beside the weights in a repository of a hub
 
 # The tables that may fit a class, or what makes one from the model; the one that explains a file best is taken.
 TABLES: dict[type[Classifier], tuple[Table | Callable[[Any], Table], ...]] = {
@@ -61,19 +63,31 @@ def load_weights(model: Classifier, source: str | Path, *, channels: int = 3) ->
     anything else that is missing, left over or of another shape is listed in a ValueError.
     """
     size = pair(model.image_size or 224)  # those that take any size have no parameters that depend on it
-    image = jnp.zeros((1, *size, channels), model.dtype)
+    shape = (*size, channels)
+    arrays = fit_weights(model, read_state(source), shape, source)
+    image = jnp.zeros((1, *shape), model.dtype)
     wanted = by_path(jax.eval_shape(model.init, jax.random.key(0), image))
-    shapes = {path: leaf.shape for path, leaf in wanted.items()}
-    arrays, left_over = _best_fit(model, read_state(source), shapes)
-
-    arrays = {path: _resampled(path, array, shapes) for path, array in arrays.items()}
-    heads = {path for path in shapes if "head" in path.split("/")[1] and not path.startswith("params/head_mlp")}
-    fresh = sorted(path for path in heads if path in arrays and arrays[path].shape != shapes[path])
-    fresh += sorted(path for path in heads - arrays.keys())
-    if fresh:
+    if fresh := sorted(wanted.keys() - arrays.keys()):
         start = by_path(jax.jit(model.init)(jax.random.key(0), image))
         arrays |= {path: np.asarray(start[path]) for path in fresh}
         warnings.warn(f"{source} has another head: {', '.join(fresh)} start afresh, train them first", stacklevel=2)
+    return nested({path: jnp.asarray(array, wanted[path].dtype) for path, array in arrays.items()})
+
+
+def fit_weights(
+    model: Classifier, state: State, shape: tuple[int, int, int], source: str | Path, *, head: bool = True
+) -> dict[str, np.ndarray]:
+    """The arrays of `state` by our own paths, for images of `shape` (height, width, channels).
+
+    Tables that follow the grid are resampled. A head for another number of classes is left out, and without `head` any.
+    What else does not fit is listed in a ValueError, which calls the arrays `source`.
+    """
+    shapes, heads = variable_shapes(model, shape), head_paths(model, shape)
+    arrays, left_over = _best_fit(model, state, shapes)
+    arrays = {path: _resampled(path, array, shapes) for path, array in arrays.items()}
+    fresh = {path for path in heads if not head or path not in arrays or arrays[path].shape != shapes[path]}
+    shapes = {path: each for path, each in shapes.items() if path not in fresh}
+    arrays = {path: array for path, array in arrays.items() if path not in fresh}
 
     problems = {
         "missing": sorted(shapes.keys() - arrays.keys()),
@@ -87,17 +101,23 @@ def load_weights(model: Classifier, source: str | Path, *, channels: int = 3) ->
     if any(problems.values()):
         lists = "; ".join(f"{what}: {_some(names)}" for what, names in problems.items() if names)
         raise ValueError(f"{source} does not fit {type(model).__name__} with these fields: {lists}")
-    return nested({path: jnp.asarray(array, wanted[path].dtype) for path, array in arrays.items()})
+    return arrays
+
+
+def variable_shapes(model: Classifier, shape: tuple[int, int, int]) -> dict[str, tuple[int, ...]]:
+    image = jax.ShapeDtypeStruct((1, *shape), jnp.float32)
+    return {path: leaf.shape for path, leaf in by_path(jax.eval_shape(model.init, jax.random.key(0), image)).items()}
+
+
+def head_paths(model: Classifier, shape: tuple[int, int, int]) -> set[str]:
+    """The parameters that are there for the classes: with one class more, they have another shape."""
+    mine, other = (variable_shapes(each, shape) for each in (model, model.clone(num_classes=model.num_classes + 1)))
+    return {path for path, shape in mine.items() if other[path] != shape}
 
 
 def read_state(source: str | Path) -> State:
     """The arrays of a file or of a hub's file, by the names they have there."""
-    kind, _, name = str(source).partition(":")
-    if kind in ("timm", "hf") and name:
-        return read_state(_download(f"timm/{name}" if kind == "timm" and "/" not in name else name))
-    path = Path(source)
-    if not path.exists():
-        raise ValueError(f"{source} does not exist: give a file, or timm:<name> or hf:<repository> for a hub")
+    path = fetch(source)
     if path.is_dir():
         return keras.read_saved_model(path)
     match path.suffix:
@@ -116,6 +136,17 @@ def read_state(source: str | Path) -> State:
             raise ValueError(f"{source} ends in {other!r}: give a .safetensors, .npz, .pth, .pt, .bin or .h5 file")
 
 
+def fetch(source: str | Path) -> Path:
+    """The file or folder on this machine; one of a hub is downloaded, and its configuration beside it."""
+    kind, _, name = str(source).partition(":")
+    if kind in ("timm", "hf") and name:
+        return _download(f"timm/{name}" if kind == "timm" and "/" not in name else name)
+    path = Path(source).expanduser()
+    if not path.exists():
+        raise ValueError(f"{source} does not exist: give a file, or timm:<name> or hf:<repository> for a hub")
+    return path
+
+
 def _read_torch(path: Path) -> State:
     torch = need("torch", f"reading {path.name}")
     state = torch.load(path, map_location="cpu", weights_only=True)
@@ -126,11 +157,17 @@ def _read_torch(path: Path) -> State:
 
 def _download(repository: str) -> Path:
     hub = need("huggingface_hub", f"fetching {repository}")
+    reason = ""
     for name in ("model.safetensors", "pytorch_model.bin"):
         try:
-            return Path(hub.hf_hub_download(repository, name))
+            weights = Path(hub.hf_hub_download(repository, name))
         except Exception as error:  # the hub's many errors all mean that the file could not be had
             reason = first_line(error)
+            continue
+        for facts in FACTS:
+            with suppress(Exception):  # not every repository has them
+                hub.hf_hub_download(repository, facts)
+        return weights
     raise ValueError(f"cannot fetch {repository} from the hub ({reason}): check name and network, or give a file")
 
 
@@ -146,9 +183,9 @@ def _best_fit(model: Classifier, state: State, shapes: Mapping[str, tuple[int, .
 
 def _resampled(path: str, array: np.ndarray, shapes: Mapping[str, tuple[int, ...]]) -> np.ndarray:
     wanted = shapes.get(path, array.shape)
-    if not path.endswith("/grid") or array.shape == wanted or array.ndim != len(wanted):
+    if not is_table(path) or array.shape == wanted or array.ndim != len(wanted):
         return array
-    return np.asarray(jax.image.resize(jnp.asarray(array), (*wanted[:2], *array.shape[2:]), "bicubic"))
+    return np.asarray(resample_table(path, array, (*wanted[:2], *array.shape[2:])))
 
 
 def _some(names: list[str], most: int = 8) -> str:

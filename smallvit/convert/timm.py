@@ -131,7 +131,11 @@ def nest(dim_head: int = 32) -> Table:
 
 
 def distance_bias(leaf: str, array: np.ndarray, path: str, shapes: Shapes) -> dict[str, np.ndarray]:
-    return {"grid": array.T.reshape(shapes[f"{path}/grid"])}
+    """A row of distances, for each head, becomes their grid, square unless ours says otherwise."""
+    h, w = shapes[f"{path}/distances"][:2]
+    if h * w != array.shape[1]:
+        h = w = round(array.shape[1] ** 0.5)
+    return {"distances": array.T.reshape(h, w, -1)}
 
 
 def _with_norm(source: str, ours: str) -> Table:

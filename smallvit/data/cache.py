@@ -107,6 +107,8 @@ def _make_room(cache_dir: Path, size: int) -> None:
 def _reserve(path: Path) -> None:
     """A memory map is written where there is no place for an error: a disk that fills up would kill the process."""
     size = path.stat().st_size
+    if not hasattr(os, "posix_fallocate"):  # of Linux alone
+        return
     with path.open("r+b") as file:
         try:
             os.posix_fallocate(file.fileno(), 0, size)

@@ -1,7 +1,7 @@
 """What every source becomes: images, labels and class names in three splits, and how a file becomes an image."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -92,3 +92,21 @@ class Dataset:
     @property
     def photographic(self) -> bool:
         return self.preprocess.photographic
+
+    def normalised(self, mean: tuple[float, ...], std: tuple[float, ...]) -> "Dataset":
+        """The same images with another normalisation; one for three channels makes grey images coloured ones."""
+        channels = self.preprocess.channels
+        if not len(mean) == len(std) in (channels, 3):
+            raise ValueError(
+                f"mean {mean} and std {std} must have {channels} numbers each: the images of {self.name} are "
+                f"{'grey' if channels == 1 else 'coloured'}"
+            )
+        preprocess = replace(self.preprocess, channels=len(mean), mean=tuple(mean), std=tuple(std))
+        parts = {part: getattr(self, part) for part in ("train", "val", "test")}
+        if len(mean) != channels:
+            # A view: they may be memory-mapped.
+            parts = {
+                part: split and replace(split, images=np.broadcast_to(split.images, (*split.images.shape[:3], 3)))
+                for part, split in parts.items()
+            }
+        return replace(self, preprocess=preprocess, **parts)

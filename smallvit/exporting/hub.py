@@ -50,15 +50,31 @@ def load(source: str | Path, *, revision: str | None = None) -> Saved:
     return pull(str(source), revision=revision)
 
 
-def pull(repo: str, *, revision: str | None = None) -> Saved:
-    """The model that was pushed to `repo`, from the hub or from the hub's cache on this machine."""
+def pull(repo: str, folder: str | Path | None = None, *, revision: str | None = None) -> Saved:
+    """The model that was pushed to `repo`, from the hub or from the hub's cache on this machine.
+
+    Args:
+        repo: Such as "owner/name".
+        folder: Also copy the model to this folder, a model folder for every command.
+        revision: Branch, tag or commit of the repository.
+    """
+    if folder is not None and Path(folder).exists() and any(Path(folder).iterdir()):
+        raise ValueError(f"{folder} exists and is not empty: choose another folder")
+    found, saved = _pull(repo, revision)
+    if folder is not None:
+        for name in (CONFIG, WEIGHTS):
+            write_safely(Path(folder) / name, lambda path, name=name: copyfile(found / name, path))
+    return saved
+
+
+def _pull(repo: str, revision: str | None) -> tuple[Path, Saved]:
     hub = need("huggingface_hub", f"pulling {repo}")
     try:
-        folder = hub.snapshot_download(repo, revision=revision, allow_patterns=[CONFIG, WEIGHTS])
+        folder = Path(hub.snapshot_download(repo, revision=revision, allow_patterns=[CONFIG, WEIGHTS]))
     except Exception as error:  # as above
         raise ValueError(f"cannot pull {repo} ({first_line(error)}): check name and network") from None
     try:
-        return from_pretrained(folder)
+        return folder, from_pretrained(folder)
     except ValueError as error:
         raise ValueError(f"{repo} on the hub is not a smallvit model: {error}") from None
 

@@ -33,6 +33,8 @@ class BuildError(Exception):
 
 def build(target: Path = LIBRARY, *, asan: bool = False) -> Path:
     """The library, compiled to `target`, or a BuildError."""
+    if os.name == "nt":
+        raise BuildError("the kernels are for Linux and macOS")
     compiler, headers = _compiler(), _headers()
     x86 = platform.machine().lower() in ("x86_64", "amd64")
     flags = (*_FLAGS, "-isystem", str(headers), *(_ASAN if asan else ()))

@@ -16,7 +16,7 @@ from smallvit.layers.convolution import Conv, ConvNorm
 from smallvit.layers.patch import SPT, PatchEmbed, SPTPool, patch_embed
 from smallvit.layers.peg import PEG
 from smallvit.layers.pool import PatchMerger, Pool, check_pool, pool_tokens
-from smallvit.layers.position import ClassToken, PositionEmbed, resample_positions
+from smallvit.layers.position import ClassToken, PositionEmbed, is_table, resample_positions, resample_table
 from smallvit.layers.window import RelativeBias, WindowAttention
 
 __all__ = [
@@ -47,9 +47,11 @@ __all__ = [
     "SequenceClassifier",
     "WindowAttention",
     "check_pool",
+    "is_table",
     "normal_or_xavier",
     "patch_embed",
     "pool_tokens",
     "ramp",
     "resample_positions",
+    "resample_table",
 ]

@@ -3,6 +3,7 @@
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float
 
 from smallvit.common.paths import by_path, nested
@@ -54,8 +55,25 @@ def resample_positions(variables: dict, model: nn.Module, image: Array | jax.Sha
     def fit(path: str, table: Array) -> Array:
         if table.shape == shapes[path]:
             return table
-        if not path.endswith("/grid"):
+        if not is_table(path):
             raise ValueError(f"{path} is {table.shape}, the model wants {shapes[path]}: only positions are resampled")
-        return jax.image.resize(table, shapes[path], "bicubic")
+        return resample_table(path, table, shapes[path])
 
     return nested({path: fit(path, table) for path, table in given.items()})
+
+
+def is_table(path: str) -> bool:
+    """Whether a parameter follows the grid: learned positions, the bias of offsets, or that of distances."""
+    return path.endswith(("/grid", "/distances"))
+
+
+def resample_table(path: str, table: Array | np.ndarray, shape: tuple[int, ...]) -> Array:
+    """A table of another grid, interpolated; its middle stays its middle, the distance 0 stays the first."""
+    table = jnp.asarray(table)
+    if not path.endswith("/distances"):
+        return jax.image.resize(table, shape, "bicubic")
+    # With the other half, the same mirrored, it is a table of offsets, whose middle is the distance 0.
+    for axis in (0, 1):
+        table = jnp.concatenate([jnp.flip(jax.lax.slice_in_dim(table, 1, None, axis=axis), axis), table], axis=axis)
+    h, w, heads = shape
+    return jax.image.resize(table, (2 * h - 1, 2 * w - 1, heads), "bicubic")[h - 1 :, w - 1 :]

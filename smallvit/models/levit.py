@@ -184,7 +184,7 @@ class DistanceBias(nn.Module):
 
     @nn.compact
     def __call__(self) -> Float[Array, "h n m"]:
-        table = self.param("grid", nn.initializers.zeros, (*self.grid, self.heads))
+        table = self.param("distances", nn.initializers.zeros, (*self.grid, self.heads))
         rows, columns = np.mgrid[: self.grid[0], : self.grid[1]].reshape(2, -1)
         asking = (rows % self.stride == 0) & (columns % self.stride == 0)
         down, across = (np.abs(offsets[asking]) for offsets in window_offsets(self.grid))

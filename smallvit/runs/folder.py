@@ -1,7 +1,6 @@
 """The run folder: configuration, results, and all that is needed to resume."""
 
 import csv
-import fcntl
 import io
 import platform
 import shlex
@@ -81,11 +80,13 @@ def open_run(folder: Path) -> dict[str, Any]:
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
     """Keeps other processes from the run; the lock ends with the process, however it ends."""
-    with (folder / ".lock").open("w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise ValueError(f"{folder} is in use by another process: wait until it ends") from None
+    from filelock import FileLock, Timeout
+
+    try:
+        held = FileLock(folder / ".lock", timeout=0).acquire()
+    except Timeout:
+        raise ValueError(f"{folder} is in use by another process: wait until it ends") from None
+    with held:
         for left in chain(folder.glob(".*.tmp"), (folder / MODEL).glob(".*.tmp")):  # by a process that was killed
             left.unlink(missing_ok=True)
         yield

@@ -53,7 +53,7 @@ def own_data(run: str | Path, saved: Saved) -> Dataset:
     if source is None:
         raise ValueError(f"the data that {run} was trained on is unknown: give the data to evaluate it on")
     try:
-        return load_data(
+        data = load_data(
             source.data,
             image_size=saved.preprocess.size,
             fit=saved.preprocess.fit,
@@ -65,6 +65,7 @@ def own_data(run: str | Path, saved: Saved) -> Dataset:
         )
     except ValueError as error:
         raise ValueError(f"the data that {run} was trained on is not available ({error}): give other data") from None
+    return data.normalised(saved.preprocess.mean, saved.preprocess.std)
 
 
 def own_images(run: str | Path, saved: Saved) -> HeldOut:

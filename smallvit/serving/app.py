@@ -37,7 +37,7 @@ KINDS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF")  # the usual ones: each fu
 BYTES = 16  # of memory that a pixel takes while it is decoded, at most: four of colour and opacity, in copies
 JPEG_BYTES = 8  # they are shrunk on the way, but progressive ones hold all their coefficients
 
-PAGE = (files("smallvit.serving") / "page.html").read_text()
+PAGE = (files("smallvit.serving") / "page.html").read_text(encoding="utf-8")
 
 
 def make_app(
@@ -332,7 +332,7 @@ def _readable(upload: _Upload) -> Iterator[None]:
 
 def _give_back() -> None:
     """Glibc keeps what Pillow has freed, block by block, for the next large image."""
-    with suppress(OSError, AttributeError):  # of another libc
+    with suppress(OSError, AttributeError, TypeError):  # of another libc, or of Windows
         ctypes.CDLL(None).malloc_trim(0)
 
 

@@ -151,7 +151,8 @@ def _digests(arrays: Path, *, sync: bool = False) -> dict[str, str]:
         if path.is_file():
             with path.open("rb") as file:
                 found[str(path.relative_to(arrays))] = hashlib.file_digest(file, "sha256").hexdigest()
-                if sync:
+            if sync:
+                with path.open("r+b") as file:  # Windows syncs only what may be written
                     os.fsync(file.fileno())
         elif sync:
             sync_folder(path)

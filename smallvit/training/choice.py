@@ -31,7 +31,7 @@ USED = 0.55  # share of the speed of a matrix product that a training step reach
 
 def choose(config: TrainConfig, data: Dataset) -> tuple[TrainConfig, str]:
     """The configuration with nothing left open, and the choice and its reason in a line; that is empty without one."""
-    if config.model is not None and config.recipe != "default":
+    if config.model is not None and config.recipe_name != "default":
         return config, ""
     epochs = epochs_of(config)
     speed = None if epochs else float(agree(lambda: repr(USED * products_per_second())))
@@ -50,7 +50,7 @@ def choose(config: TrainConfig, data: Dataset) -> tuple[TrainConfig, str]:
     about = f"about {fitting:.3g} epochs of {len(data.train):,} images" + (
         "" if epochs else f" in {seconds / 60:g} min"
     )
-    if config.recipe != "default":
+    if config.recipe_name != "default":
         return replace(config, model=model), f"{about}: {model}"
     added = choose_augmentation(fitting)
     if not data.photographic:
@@ -63,7 +63,7 @@ def choose(config: TrainConfig, data: Dataset) -> tuple[TrainConfig, str]:
 
 def epochs_of(config: TrainConfig) -> float | None:
     """The epochs that the user or the recipe asks for; None if the time decides."""
-    return config.epochs or (RECIPES[config.recipe].epochs if config.minutes is None else None)
+    return config.epochs or (RECIPES[config.recipe_name].epochs if config.minutes is None else None)
 
 
 def choose_model(epochs: Mapping[str, float]) -> str:

@@ -94,7 +94,7 @@ def leaving_together(log: Path) -> Iterator[None]:
     # any more; one of C is, in the thread that aborts.
     handler = _HANDLER(lambda _: _leave(own.fileno()))
     _handlers.append(handler)
-    ctypes.CDLL(None).signal(signal.SIGABRT, handler)
+    ctypes.CDLL("msvcrt" if os.name == "nt" else None).signal(signal.SIGABRT, handler)
     try:
         yield
     except Exception as error:

@@ -11,8 +11,9 @@ import tyro
 from smallvit.augment.spec import AutoAugment, Fill, Policy
 from smallvit.catalogue import catalogue
 from smallvit.common.words import did_you_mean
-from smallvit.training.recipe import RECIPES, Recipe
+from smallvit.training.recipe import RECIPES, Freeze, Recipe
 
+Tracked = Literal["tensorboard", "mlflow", "wandb"]
 DEFAULT_MINUTES = 5.0
 SHORT = {  # names accepted as well
     "lr": "learning_rate",
@@ -57,6 +58,10 @@ Float = Annotated[float | None, _optional("FLOAT")]
 Text = Annotated[str | None, _optional("TEXT")]
 Folder = Annotated[Path | None, _optional("PATH")]
 Sides = Annotated[int | tuple[int, int] | None, _optional("INT [INT]")]
+RecipeName = Annotated[
+    Literal["default", "finetune", "paper", "keras"] | None,
+    _optional("default|finetune|paper|keras", "default, or finetune with --init"),
+]
 Fields = Annotated[tuple[str, ...], _optional("NAME=VALUE ...")]
 Data = Annotated[str | None, tyro.conf.Positional, _optional("DATA")]
 Switch = tyro.conf.DisallowNone[bool | None]  # --flip, --no-flip, or neither
@@ -81,6 +86,10 @@ class RecipeOptions:
     """Horizon of the exponential moving average of the weights, as a fraction of all steps; 0 turns it off."""
     repeats: Annotated[int | None, _of_recipe("repeats", "INT")] = None
     """Copies of each image per batch, each augmented differently."""
+    freeze: Annotated[Freeze | None, _of_recipe("freeze", "|".join(get_args(Freeze)))] = None
+    """What is not trained: with `backbone`, everything but the head stays as it was started from."""
+    layer_decay: Annotated[float | None, _of_recipe("layer_decay", "FLOAT")] = None
+    """Layer-wise learning-rate decay: the factor from each block to the one before it; 1 turns it off."""
     balance: Annotated[Switch, _of_recipe("balance", None)] = None
     """Weight the classes so that each counts the same."""
     flip: Annotated[Switch, _of_recipe("flip", None)] = None
@@ -166,8 +175,8 @@ class RunOptions:
     """Folder for decoded images."""
     checkpoint_seconds: float = 60.0
     """Time between two checkpoints."""
-    tensorboard: bool = False
-    """Also write TensorBoard event files."""
+    track: Annotated[tuple[Tracked, ...], _optional("tensorboard|mlflow|wandb ...")] = ()
+    """Also send metrics and settings to these trackers."""
 
 
 @runtime_checkable
@@ -192,16 +201,24 @@ class TrainConfig:
     """Other fields of the model, as in dim=96 spt=false."""
     drop_path: Annotated[float | None, _optional("FLOAT", "of the model")] = None
     """Drop path (stochastic depth): the probability that a block is skipped in training."""
-    recipe: Literal["default", "paper", "keras"] = "default"
+    init: Annotated[str | None, _optional("SOURCE", "random weights")] = None
+    """Start from trained weights: a run or model folder, a file of weights, timm:NAME or hf:REPO."""
+    recipe: RecipeName = None
     """Training recipe; `default` adds augmentation by the number of epochs that fit."""
     minutes: Annotated[float | None, _optional("FLOAT", f"{DEFAULT_MINUTES:g}, or the epochs of the recipe")] = None
     """Time for the whole run."""
     epochs: Float = None
     """Number of epochs, instead of a time."""
+    patience: Int = None
+    """Stop early after this many evaluations in a row without a gain in validation beyond chance."""
     image_size: Annotated[int | tuple[int, int] | None, _optional("INT [INT]", "by the data")] = None
     """Image size in pixels: one side, or height and width."""
     fit: Literal["crop", "pad"] = "crop"
     """How images of another shape are fitted: cropped in the middle, or padded with their mean colour."""
+    mean: Annotated[tuple[float, ...] | None, _optional("FLOAT ...", "of the images, or of --init")] = None
+    """Mean of pixels from 0 to 1 that is subtracted, one number per channel."""
+    std: Annotated[tuple[float, ...] | None, _optional("FLOAT ...", "of the images, or of --init")] = None
+    """Standard deviation that they are divided by, one number per channel."""
     seed: int = 0
     """Random seed of the training."""
     split_seed: int = 0
@@ -214,6 +231,7 @@ class TrainConfig:
     """Resume this run folder; the result is the same as if it had never stopped."""
     from_scratch: bool = False
     """With --resume: set the run's checkpoints aside and start again at step 0."""
+    own: Annotated[tuple[str, ...], tyro.conf.Suppress] = ()  # functions of the user's own, given from Python
     in_recipe: RecipeOptions = field(default_factory=RecipeOptions)
     machine: MachineOptions = field(default_factory=MachineOptions)
     run: RunOptions = field(default_factory=RunOptions)
@@ -225,10 +243,20 @@ class TrainConfig:
             value = getattr(self, name)
             if value is not None and not value > 0:
                 raise ValueError(f"{name}={value} must be positive")
+        if (self.mean is None) != (self.std is None):
+            raise ValueError("mean and std belong together: give both, or none")
+        if self.std is not None and min(self.std, default=0.0) <= 0:
+            raise ValueError(f"std={self.std} must be positive")
+        if self.patience is not None and self.patience < 1:
+            raise ValueError(f"patience={self.patience} must be at least 1")
+        if unknown := sorted({*self.run.track} - {*get_args(Tracked)}):
+            raise ValueError(f"unknown tracker {unknown[0]!r}: there are {', '.join(get_args(Tracked))}")
         if self.machine.accumulate < 1:
             raise ValueError(f"accumulate={self.machine.accumulate} must be at least 1")
-        if self.recipe not in RECIPES:
+        if self.recipe_name not in RECIPES:
             raise ValueError(f"unknown recipe {self.recipe!r}: there are {', '.join(RECIPES)}")
+        if self.init is None and self.in_recipe.freeze == "backbone":
+            raise ValueError("freeze=backbone trains only the head, which needs trained weights: give them with --init")
         if self.resume is not None:
             given = [each.name for each in fields(self) if getattr(self, each.name) != _default(each)]
             if others := sorted({*given} - {"resume", "from_scratch", "machine"}):
@@ -240,12 +268,16 @@ class TrainConfig:
         _ = self.full_recipe, self.model_fields  # raise on bad values
 
     @property
+    def recipe_name(self) -> str:
+        return self.recipe or ("default" if self.init is None else "finetune")
+
+    @property
     def full_recipe(self) -> Recipe:
-        return self.in_recipe.apply(RECIPES[self.recipe])
+        return self.in_recipe.apply(RECIPES[self.recipe_name])
 
     def recipe_for(self, data: Traits) -> Recipe:
         """The recipe for this data: flips and AutoAugment's policy follow it unless they are given."""
-        recipe = RECIPES[self.recipe]
+        recipe = RECIPES[self.recipe_name]
         policy = data.policy if recipe.augment.policy in get_args(AutoAugment) else recipe.augment.policy
         augment = replace(recipe.augment, flip=recipe.augment.flip and data.mirrors, policy=policy)
         if not data.photographic:
@@ -278,7 +310,7 @@ class TrainConfig:
                 "from_scratch": False,
                 "in_recipe": RecipeOptions(**_with_tuples(stored["in_recipe"])),
                 "machine": MachineOptions(**stored["machine"]),
-                "run": RunOptions(**{**stored["run"], **paths}),
+                "run": RunOptions(**{**_with_tuples(stored["run"]), **paths}),
             }
         )
 
@@ -343,6 +375,7 @@ def from_options(cls: type[Config], data: str | Path | None, options: Mapping[st
     groups = {"": cls, "in_recipe": RecipeOptions, "machine": MachineOptions, "run": RunOptions}
     groups = {group: each for group, each in groups.items() if not group or group in get_type_hints(cls)}
     homes = {name: (group, hint) for group, each in groups.items() for name, hint in get_type_hints(each).items()}
+    homes.pop("own", None)
     given: dict[str, dict[str, Any]] = {group: {} for group in groups}
     for name, value in {"data": data, **options}.items():
         name = SHORT.get(name, name)
@@ -363,6 +396,8 @@ def _fitted(value: Any, kinds: tuple[Any, ...]) -> Any:
         return Path(value)
     if isinstance(value, Mapping):
         return tuple(f"{name}={json.dumps(each)}" for name, each in value.items())
+    if kinds == (tuple,) and isinstance(value, str):
+        return (value,)
     if isinstance(value, list):
         return ",".join(value) if str in kinds else tuple(value)
     return str(value) if str in kinds and isinstance(value, Path) else value

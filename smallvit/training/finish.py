@@ -2,10 +2,12 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from smallvit import plots
@@ -21,6 +23,7 @@ from smallvit.runs.folder import CONFIG, MODEL, REPORT, RESULT
 from smallvit.runs.saved import Saved, from_pretrained, save_calibration
 from smallvit.runs.scores import WHICH, with_interval
 from smallvit.training.config import TrainConfig
+from smallvit.training.own import Augmentation
 from smallvit.training.progress import Reporter
 
 SHOWN = 16  # images in the pictures of a batch
@@ -37,6 +40,7 @@ def finish(
     parameters: int,
     clock: Callable[[], float],
     say: Reporter,
+    own: Augmentation | None = None,
 ) -> dict[str, Any]:
     """Scores the kept model, that of row `kept`, on the test images and writes the report; result.json comes last."""
     saved = replace(from_pretrained(folder), calibration=UNCALIBRATED)
@@ -57,7 +61,7 @@ def finish(
         say(evaluation.warning)
 
     evaluation.draw(folder)
-    pictures(folder, config, saved, data, evaluation, rows, kept)
+    pictures(folder, config, saved, data, evaluation, rows, kept, own)
     last = rows[-1]
     result = {
         "test_top1": round(scores.top1, 3) if data.test else None,
@@ -87,6 +91,7 @@ def pictures(
     evaluation: Evaluation,
     rows: list[dict[str, Any]],
     kept: int,
+    own: Augmentation | None = None,
 ) -> None:
     split, probabilities = evaluation.split, evaluation.scores.probabilities
     predicted, confidence = probabilities.argmax(axis=1), probabilities.max(axis=1)
@@ -94,8 +99,8 @@ def pictures(
     plots.save(plots.curves(rows, kept), folder / "curves.png")
 
     before = data.train.images[np.sort(draw.choice(len(data.train), min(SHOWN, len(data.train)), replace=False))]
-    augment = jax.jit(augment_images, static_argnums=2)
-    after = augment(jax.random.key(config.seed), before, config.recipe_for(data).augment)
+    augment = own or partial(augment_images, spec=config.recipe_for(data).augment)
+    after = jax.jit(augment)(jax.random.key(config.seed), jnp.asarray(before))
     plots.save(plots.augmented(before, np.asarray(after).astype(before.dtype)), folder / "augmented.png")
 
     chosen = np.sort(draw.choice(len(split), min(EXPLAINED, len(split)), replace=False))

@@ -1,11 +1,13 @@
 """`smallvit.train` and `smallvit.compare`: the options of the commands as keywords."""
 
 import inspect
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, get_type_hints
 
 from smallvit.common.env import use_device
 from smallvit.training import comparison, loop
+from smallvit.training.callbacks import Callback
 from smallvit.training.config import (
     CompareConfig,
     MachineOptions,
@@ -14,14 +16,28 @@ from smallvit.training.config import (
     TrainConfig,
     from_options,
 )
+from smallvit.training.own import Augmentation, Loss, Optimiser, Own
 
 
-def train(data: str | Path | TrainConfig | None = None, **options: Any) -> dict[str, Any]:
+def train(
+    data: str | Path | TrainConfig | None = None,
+    *,
+    callbacks: Iterable[Callback] = (),
+    loss: Loss | None = None,
+    optimiser: Optimiser | None = None,
+    augment: Augmentation | None = None,
+    **options: Any,
+) -> dict[str, Any]:
     """Trains a model, as `smallvit train` does.
 
     Args:
         data: A folder of class folders, an .npz file, or a known data set; by default the embedded Fashion-MNIST
             subset. A `TrainConfig` holds all options at once.
+        callbacks: Watch the run, or end it: see `Callback`.
+        loss: A function from logits and targets (probabilities), both images x classes, to the loss of each image.
+        optimiser: A function from the peak learning rate to an optax transformation, such as `optax.lion`.
+        augment: A function from a key and a batch of uint8 images to a batch, instead of the recipe's flips, crops and
+            policies. All three are traced by jax; a run that is resumed needs them again.
         **options: The options of `smallvit train` with underscores, as in
             `train("photos", minutes=30, flip=False, batch_size=64, fields={"dim": 96})`. An unknown one is an error.
 
@@ -30,7 +46,7 @@ def train(data: str | Path | TrainConfig | None = None, **options: Any) -> dict[
     """
     config = data if isinstance(data, TrainConfig) else from_options(TrainConfig, data, options)
     use_device(config.machine.device, alone=config.machine.coordinator is None)
-    return loop.train(config)
+    return loop.train(config, callbacks, Own(loss, optimiser, augment))
 
 
 def compare(data: str | Path | CompareConfig | None = None, **options: Any) -> list[dict[str, Any]]:
@@ -52,8 +68,8 @@ def compare(data: str | Path | CompareConfig | None = None, **options: Any) -> l
 def _signature(function: Any, config: type, *groups: type) -> inspect.Signature:
     """What help() and notebooks show: every option by its name."""
     names = {name: hint for each in (config, *groups) for name, hint in get_type_hints(each).items()}
-    hidden = {"data", "in_recipe", "machine", "run"}
-    data, _ = inspect.signature(function).parameters.values()
+    hidden = {"data", "own", "in_recipe", "machine", "run"}
+    *first, _ = inspect.signature(function).parameters.values()
     options = [
         inspect.Parameter(
             name, inspect.Parameter.KEYWORD_ONLY, default=_default(name, config, *groups), annotation=hint
@@ -61,7 +77,7 @@ def _signature(function: Any, config: type, *groups: type) -> inspect.Signature:
         for name, hint in names.items()
         if name not in hidden
     ]
-    return inspect.Signature([data, *options], return_annotation=inspect.signature(function).return_annotation)
+    return inspect.Signature([*first, *options], return_annotation=inspect.signature(function).return_annotation)
 
 
 def _default(name: str, *classes: type) -> Any:

@@ -5,13 +5,14 @@ import math
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import jax
+import numpy as np
 
 from smallvit.common.env import keep_compiled
 from smallvit.common.errors import Preempted, Stopped
@@ -34,6 +35,7 @@ from smallvit.runs.folder import (
 )
 from smallvit.runs.saved import Spec, save_model
 from smallvit.runs.source import data_digest
+from smallvit.training.callbacks import Callback, Callbacks, Patience, Run, check_callbacks
 from smallvit.training.checkpoint import Checkpoints
 from smallvit.training.choice import choose
 from smallvit.training.cluster import Votes, agree, join, leaving_together, lost, meet
@@ -41,9 +43,12 @@ from smallvit.training.config import TrainConfig
 from smallvit.training.finish import finish
 from smallvit.training.fitting import fitting_size
 from smallvit.training.mesh import make_mesh
+from smallvit.training.own import Own
 from smallvit.training.plan import Plan, ending, make_plan
-from smallvit.training.progress import Bar, Board, Reporter
+from smallvit.training.progress import Bar, Reporter
+from smallvit.training.start import Start, read_start
 from smallvit.training.step import Metrics, Pace, State
+from smallvit.training.tracking import TRACKERS
 from smallvit.training.trainer import Trainer
 
 
@@ -60,10 +65,15 @@ class History:
     loss: float = 0.0  # sums over the steps since the last evaluation
     correct: int = 0
     steps: int = 0
+    stopped: bool = False  # before the end of the plan, by a callback
 
 
 @lasting_output()
-def train(config: TrainConfig | None = None) -> dict[str, Any]:
+def train(
+    config: TrainConfig | None = None,
+    callbacks: Iterable[Callback] = (),
+    own: Own = Own(),  # noqa: B008, it is frozen
+) -> dict[str, Any]:
     """Does what `smallvit train` does; returns what result.json says and, as `folder`, where it stands."""
     started = time.monotonic()
     config = config or TrainConfig()
@@ -74,10 +84,18 @@ def train(config: TrainConfig | None = None) -> dict[str, Any]:
     if folder is not None:
         begun = TrainConfig.from_json(open_run(folder))
         config = replace(begun, machine=config.machine.resume(begun.machine))
+        own.check(config.own, folder)
     else:
+        config = replace(config, own=own.names)
         check_name(config.run.runs, config.run.name)
+    watching = [*(TRACKERS[name]() for name in config.run.track), *callbacks]
+    check_callbacks(watching)
+    start, lines = None, []
+    if config.init is not None and folder is None:
+        start = read_start(config.init)
+        config, lines = start.settle(config)
     data = _load(config)
-    for line in data.notes:
+    for line in (*data.notes, *lines):
         say(line)
     if folder is None:
         if config.model is not None and config.image_size is None:
@@ -86,7 +104,8 @@ def train(config: TrainConfig | None = None) -> dict[str, Any]:
         if reason:
             say(reason)
     spec = Spec(config.model or "", len(data.classes), data.preprocess.size, config.model_fields)
-    trainer = _trainer(config, data, spec, say)
+    trainer = _trainer(config, data, spec, own, say)
+    given = None if start is None else _starting_from(start, spec, data, say)
     say(f"compiled in {duration(trainer.compile())}")
     plan = _stored_plan(folder, trainer) if folder is not None else None  # the first process's, in all of them
     plan = plan or make_plan(config, trainer, started)
@@ -103,18 +122,27 @@ def train(config: TrainConfig | None = None) -> dict[str, Any]:
         checkpoints = Checkpoints(folder / CHECKPOINTS)
         found = checkpoints.restore(trainer.abstract_state, say, from_scratch=from_scratch)
         if found is None:
-            state, history = trainer.init(), History()
+            if config.init is not None and given is None:  # stopped before its first checkpoint
+                given = _starting_from(read_start(config.init), spec, data, say)
+            state, history = trainer.init(given), History()
         else:
             state, history = found[0], History(**found[1])
             say(f"resuming at step {history.step:,} of {plan.steps:,}")
-        training = Training(config, folder, trainer, spec, plan, checkpoints, say, started - history.seconds)
-        with _stop_signals() as stopping:
-            training.run(state, history, stopping)
-        result: dict[str, Any] = {"folder": str(folder)}
-        if jax.process_index() == 0:
-            result |= finish(folder, config, data, history.rows, history.kept, trainer.parameters, training.clock, say)
+        patience = [] if config.patience is None else [Patience(config.patience, len(data.val))]
+        told = Callbacks([*watching, *patience] if jax.process_index() == 0 else [])
+        training = Training(config, folder, trainer, spec, plan, checkpoints, say, told, started - history.seconds)
+        result: dict[str, Any] | None = None
+        told.begin(Run(folder, spec.name, data.name, config.to_json(), plan.steps, history.step, say))
+        try:
+            with _stop_signals() as stopping:
+                training.run(state, history, stopping)
+            if jax.process_index() == 0:
+                clock, parameters = training.clock, trainer.parameters
+                result = finish(folder, config, data, history.rows, history.kept, parameters, clock, say, own.augment)
+        finally:
+            told.end(result)
         meet("finished")
-        return result
+        return {"folder": str(folder), **(result or {})}
 
 
 @dataclass
@@ -126,6 +154,7 @@ class Training:
     plan: Plan
     checkpoints: Checkpoints
     say: Reporter
+    callbacks: Callbacks
     started: float
     evaluating: float = 0.0  # seconds that the last evaluation took
 
@@ -139,11 +168,8 @@ class Training:
         before: Metrics | None = None
         step, saved, begun = history.step, time.monotonic(), time.monotonic()
         since = (step, self.clock())
-        with (
-            Bar(self.say, self.plan) as bar,
-            Board(self.folder, self.config.run.tensorboard) as board,
-        ):
-            while step < (until or self.plan.steps):
+        with Bar(self.say, self.plan) as bar:
+            while step < (until or self.plan.steps) and not history.stopped:
                 pace = self.plan.pace(self.trainer.recipe, step)
                 state, metrics = self.trainer.step(state, step, pace)
                 if before is not None:
@@ -162,10 +188,14 @@ class Training:
                 history.training += time.monotonic() - begun
                 with self._writing():
                     if evaluates:
-                        row = self._evaluate(state, history, pace)
-                        board.add(row)
-                        bar.line(row)
-                    if self.plan.decides(step):
+                        bar.line(self._evaluate(state, history, pace))
+                if evaluates and step < self.plan.steps:
+                    history.stopped = self._asked_to_stop(history, pace)
+                    saves = saves or history.stopped
+                elif evaluates:
+                    self.callbacks.evaluation(history.rows)
+                with self._writing():
+                    if self.plan.decides(step) and not history.stopped:
                         since = self._decide(step, since)
                         bar.plan = self.plan
                     if saves:
@@ -176,6 +206,16 @@ class Training:
                     meet("stopped")
                     raise Preempted(f"stopped at step {step:,}: `smallvit train --resume {self.folder}` resumes it")
                 begun = time.monotonic()
+
+    def _asked_to_stop(self, history: History, pace: Pace) -> bool:
+        """Whether a callback wants the run to end here; the first process's, in all of them."""
+        by = agree(lambda: self.callbacks.evaluation(history.rows))
+        if by:
+            self.say(
+                f"ended early by {by}, at step {history.step:,} of {self.plan.steps:,}: the learning rate is at "
+                f"{float(pace.rate):.0%} of its peak, and the model is the best one so far"
+            )
+        return bool(by)
 
     def _decide(self, step: int, since: tuple[int, float]) -> tuple[int, float]:
         """Plans the remaining steps anew, from the time of those since the last decision with all that came between."""
@@ -208,6 +248,7 @@ class Training:
             raise Stopped(
                 f"the loss is {loss} at step {history.step:,}: start a new run with a smaller --learning-rate"
             )
+        self.callbacks.step(history.step, loss)
         history.loss += loss
         history.correct += int(metrics.correct)
         history.steps += 1
@@ -232,6 +273,8 @@ class Training:
             "val_top1": round(scores.top1, 3),
             "images_per_second": round(history.step * plan.batch_size / history.training, 1),
         }
+        if self.trainer.recipe.balance:
+            row["val_mean_recall"] = round(scores.mean_recall, 3)
         history.rows.append(row)
         history.loss, history.correct, history.steps = 0.0, 0, 0
         good = scores.mean_recall if self.trainer.recipe.balance else scores.top1
@@ -255,7 +298,7 @@ class Training:
 
 
 def _load(config: TrainConfig) -> Dataset:
-    return load_data(
+    data = load_data(
         config.data,
         image_size=config.image_size,
         fit=config.fit,
@@ -265,6 +308,20 @@ def _load(config: TrainConfig) -> Dataset:
         labels=config.labels,
         group=config.group,
     )
+    if config.mean is None or config.std is None:
+        return data
+    if config.init is not None and len(config.mean) < data.preprocess.channels:
+        raise ValueError(
+            f"{config.init} was trained on grey images, those of {data.name} are coloured: start from other weights"
+        )
+    return data.normalised(config.mean, config.std)
+
+
+def _starting_from(start: Start, spec: Spec, data: Dataset, say: Reporter) -> dict[str, np.ndarray]:
+    preprocess = data.preprocess
+    arrays, line = start.arrays(spec.create(), (*preprocess.size, preprocess.channels), data.classes)
+    say(line)
+    return arrays
 
 
 def _fit_size(config: TrainConfig, data: Dataset, say: Reporter) -> tuple[TrainConfig, Dataset]:
@@ -285,7 +342,7 @@ def _fit_size(config: TrainConfig, data: Dataset, say: Reporter) -> tuple[TrainC
     return config, _load(config)
 
 
-def _trainer(config: TrainConfig, data: Dataset, spec: Spec, say: Reporter) -> Trainer:
+def _trainer(config: TrainConfig, data: Dataset, spec: Spec, own: Own, say: Reporter) -> Trainer:
     recipe, mesh = config.recipe_for(data), make_mesh(config.machine.mesh)
     if not data.mirrors and not recipe.augment.flip:
         say(f"images are not mirrored: left and right matter in {data.name} (--flip mirrors them)")
@@ -309,11 +366,12 @@ def _trainer(config: TrainConfig, data: Dataset, spec: Spec, say: Reporter) -> T
         config.seed,
         accumulate=machine.accumulate,
         remat=machine.remat,
+        own=own,
     )
     height, width = data.preprocess.size
     say(
         f"{spec.name}: {trainer.parameters:,} parameters, images {height} x {width} x {data.preprocess.channels}, "
-        f"batches of {batch_size}, recipe {config.recipe}, {mesh.size} x {jax.default_backend()}"
+        f"batches of {batch_size}, recipe {config.recipe_name}, {mesh.size} x {jax.default_backend()}"
     )
     return trainer
 
@@ -353,9 +411,11 @@ def _stop_signals() -> Iterator[threading.Event]:
             raise KeyboardInterrupt
         event.set()
 
-    numbers = [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1]
-    if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
-        numbers.append(signal.SIGHUP)
+    names = ("SIGINT", "SIGTERM", "SIGUSR1", "SIGHUP", "SIGBREAK")  # the last is of Windows, which lacks two others
+    numbers = [getattr(signal, name) for name in names if hasattr(signal, name)]
+    hangup = getattr(signal, "SIGHUP", None)
+    if hangup is not None and signal.getsignal(hangup) == signal.SIG_IGN:
+        numbers.remove(hangup)
     handlers = {number: signal.signal(number, stop) for number in numbers}
     try:
         yield event

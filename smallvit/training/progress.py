@@ -9,7 +9,6 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
-from smallvit.common.extras import need
 from smallvit.common.text import duration, shown
 from smallvit.training.plan import Plan
 
@@ -39,7 +38,7 @@ class Reporter:
 
     def _write(self, line: str) -> None:
         assert self.log is not None
-        with self.log.open("a") as file:
+        with self.log.open("a", encoding="utf-8") as file:
             file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')}  {line}\n")
 
 
@@ -92,24 +91,3 @@ class Bar:
         if self._first is None or step <= self._first[0]:
             return 0.0
         return (self.plan.steps - step) * (time.monotonic() - self._first[1]) / (step - self._first[0])
-
-
-class Board:
-    """Event files for tensorboard, if asked for."""
-
-    def __init__(self, folder: Path, wanted: bool) -> None:
-        self._writer = None
-        if wanted:
-            self._writer = need("tensorboardX", "--tensorboard").SummaryWriter(str(folder / "tensorboard"))
-
-    def __enter__(self) -> "Board":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._writer is not None:
-            self._writer.close()
-
-    def add(self, row: Mapping[str, Any]) -> None:
-        if self._writer is not None:
-            for name, value in row.items():
-                self._writer.add_scalar(name, value, row["step"])

@@ -1,6 +1,7 @@
 """One step of training and one of evaluation: pure functions, jitted once."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -11,10 +12,12 @@ from flax import struct
 from jaxtyping import Array, Float, Int, PRNGKeyArray, PyTree, UInt
 
 from smallvit.augment import augment_batch
+from smallvit.common.paths import by_path, nested
 from smallvit.data import Preprocess
 from smallvit.layers import Classifier
 from smallvit.ops import recompute
-from smallvit.training.optimiser import kernels
+from smallvit.training.optimiser import HEADS, kernels, layer_rates
+from smallvit.training.own import Own
 from smallvit.training.recipe import Recipe
 
 Scalar = np.float32 | Float[Array, ""]
@@ -53,12 +56,30 @@ def make_init(
     model: Classifier, recipe: Recipe, optimiser: optax.GradientTransformation, shape: tuple[int, int, int]
 ) -> Callable[[PRNGKeyArray], State]:
     def init(key: PRNGKeyArray) -> State:
-        variables = dict(model.init(key, jnp.zeros((1, *shape), jnp.float32)))
-        average = jax.tree.map(jnp.copy, variables) if recipe.ema else {}
-        params, others = variables.pop("params"), variables
-        return State(jnp.zeros((), jnp.int32), params, others, optimiser.init(params), average)
+        return first_state(recipe, optimiser, dict(model.init(key, jnp.zeros((1, *shape), jnp.float32))))
 
     return init
+
+
+def first_state(recipe: Recipe, optimiser: optax.GradientTransformation, variables: dict[str, Any]) -> State:
+    average = jax.tree.map(jnp.copy, variables) if recipe.ema else {}
+    params, others = variables["params"], {name: each for name, each in variables.items() if name != "params"}
+    return State(jnp.zeros((), jnp.int32), params, others, optimiser.init(params), average)
+
+
+def layer_scales(model: Classifier, recipe: Recipe, shape: tuple[int, int, int]) -> PyTree:
+    """What the learning rate of each parameter is multiplied by; 0 is a frozen one."""
+    order: list[str] = []
+
+    def init(key: PRNGKeyArray) -> None:
+        # While it is traced, they stand in the order of their use.
+        order.extend(by_path(model.init(key, jnp.zeros((1, *shape), jnp.float32))["params"]))
+
+    jax.eval_shape(init, jax.random.key(0))
+    rates = layer_rates(order, recipe.layer_decay)
+    if recipe.freeze == "backbone":
+        rates = {path: rate if path.split("/")[0] in HEADS else 0.0 for path, rate in rates.items()}
+    return nested(rates)
 
 
 def make_step(
@@ -69,19 +90,30 @@ def make_step(
     class_weights: Float[Array, "k"] | None = None,
     accumulate: int = 1,
     remat: bool = False,
+    own: Own = Own(),  # noqa: B008, it is frozen
 ) -> Callable[[State, UInt[Array, "b H W c"], Int[Array, "b"], PRNGKeyArray, Pace], tuple[State, Metrics]]:
+    scales = None
+    if recipe.layer_decay != 1 or recipe.freeze != "none":
+        scales = layer_scales(model, recipe, (*preprocess.size, preprocess.channels))
+
     def loss(params: PyTree, others: PyTree, images: Array, targets: Array, key: PRNGKeyArray) -> tuple[Array, Any]:
         with recompute(remat):
             logits, others = model.apply(
-                {"params": params, **others}, images, train=True, rngs={"dropout": key}, mutable=list(others)
+                {"params": params, **others}, images, train=trains, rngs={"dropout": key}, mutable=list(others)
             )
         logits = logits.astype(jnp.float32)
-        losses = optax.softmax_cross_entropy(logits, targets)
+        losses = (own.loss or optax.softmax_cross_entropy)(logits, targets)
+        if losses.shape != targets.shape[:1]:
+            raise ValueError(
+                f"your loss has shape {losses.shape}: it must return one number per image, {targets.shape[:1]}"
+            )
         if class_weights is not None:
             # Of the images, by what they show: smoothing gives a share of every target to every class.
             smoothing = recipe.augment.label_smoothing
             losses *= (targets @ class_weights - smoothing * class_weights.mean()) / (1 - smoothing)
         return losses.mean(), (logits, others)
+
+    trains = recipe.freeze == "none"  # a frozen backbone computes as it will be used, and keeps its statistics
 
     def gradient(state: State, images: Array, targets: Array, key: PRNGKeyArray) -> tuple[Array, Array, PyTree, PyTree]:
         """Loss, logits, the new statistics and the gradient, in one go or in `accumulate` parts one after another."""
@@ -115,22 +147,30 @@ def make_step(
             model.num_classes,
             recipe.augment,
             lambda images: jnp.asarray(preprocess.normalise(images)),
+            own.augment,
         )
         value, logits, others, grads = gradient(state, images.astype(model.dtype), targets, dropout_key)
         updates, moments = optimiser.update(grads, state.moments, state.params)
         decays = jax.tree.map(lambda _: True, state.params) if recipe.decay_all else kernels(state.params)
-        params = jax.tree.map(
-            lambda p, u, decays: (1 - pace.decay) * p + pace.rate * u if decays else p + pace.rate * u,
-            state.params,
-            updates,
-            decays,
-        )
+        each = scales or jax.tree.map(lambda _: 1.0, state.params)
+        params = jax.tree.map(partial(_moved, pace), state.params, updates, decays, each)
         average = state.average
         if average:
             # A young average would else remember the first weights for long.
             ema = jnp.minimum(pace.ema, (1.0 + state.step) / (10.0 + state.step))
             average = jax.tree.map(lambda old, new: ema * old + (1 - ema) * new, average, {"params": params, **others})
+            if recipe.freeze != "none":  # to the bit: an average of equal numbers is rounded
+                head = jax.tree.map(lambda p, new, scale: new if scale else p, params, average["params"], each)
+                average = {"params": head, **others}
         correct = (logits.argmax(-1) == targets.argmax(-1)).sum()
         return State(state.step + 1, params, others, moments, average), Metrics(value, correct)
 
     return step
+
+
+def _moved(pace: Pace, value: Array, update: Array, decays: bool, scale: float) -> Array:
+    """A parameter after a step; `scale` multiplies its learning rate, and with it its weight decay."""
+    if scale == 0:
+        return value
+    rate, decay = (pace.rate, pace.decay) if scale == 1 else (pace.rate * scale, pace.decay * scale)
+    return (1 - decay) * value + rate * update if decays else value + rate * update

@@ -1,6 +1,7 @@
 """A model, its data and a mesh, put together and compiled: what the loop calls."""
 
 import time
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -9,14 +10,16 @@ import numpy as np
 from jax.sharding import Mesh
 from jaxtyping import Float, PyTree, UInt
 
+from smallvit.common.paths import by_path, nested
 from smallvit.data import Dataset, Split, batch_indices
 from smallvit.layers import Classifier
 from smallvit.runs.prediction import make_predict
 from smallvit.runs.scores import Scores, score_split
 from smallvit.training.mesh import over_images, over_weights, replicated, spread
 from smallvit.training.optimiser import optimiser
+from smallvit.training.own import Own
 from smallvit.training.recipe import Recipe
-from smallvit.training.step import STILL, Metrics, Pace, State, make_init, make_step
+from smallvit.training.step import STILL, Metrics, Pace, State, first_state, make_init, make_step
 
 
 class Trainer:
@@ -30,12 +33,13 @@ class Trainer:
         seed: int,
         accumulate: int,
         remat: bool,
+        own: Own = Own(),  # noqa: B008, it is frozen
     ) -> None:
         self.recipe, self.data, self.mesh, self.seed = recipe, data, mesh, seed
         self.batch_size = batch_size
         largest = max(len(data.val), len(data.test or ()))
         self.eval_batch_size = mesh.size * -(-min(largest, 256) // mesh.size)
-        update = optimiser(recipe)
+        update = optimiser(recipe, own.optimiser)
         init = make_init(model, recipe, update, (*data.preprocess.size, data.preprocess.channels))
         keys = jax.jit(lambda: tuple(jax.random.split(jax.random.key(seed))), out_shardings=replicated(mesh))
         self._init_key, self._key = keys()
@@ -48,8 +52,11 @@ class Trainer:
         )
         self.parameters = sum(leaf.size for leaf in jax.tree.leaves(shapes.params))
 
-        step = make_step(model, recipe, update, data.preprocess, _class_weights(recipe, data), accumulate, remat)
+        step = make_step(model, recipe, update, data.preprocess, _class_weights(recipe, data), accumulate, remat, own)
         predict = make_predict(model, data.preprocess)
+        self._first: Any = jax.jit(
+            lambda variables: first_state(recipe, update, variables), out_shardings=self._shardings
+        )
         self._init: Any = jax.jit(init, out_shardings=self._shardings)
         self._step: Any = jax.jit(step, donate_argnums=0, out_shardings=(self._shardings, replicated(mesh)))
         self._predict: Any = jax.jit(
@@ -73,8 +80,13 @@ class Trainer:
         self._predict = self._predict.lower(self.abstract_state, images).compile()
         return time.monotonic() - begun
 
-    def init(self) -> State:
-        return self._init(self._init_key)
+    def init(self, given: Mapping[str, np.ndarray] | None = None) -> State:
+        """The state before the first step: at random, but for variables that are `given` by their paths."""
+        state = self._init(self._init_key)
+        if given is None:
+            return state
+        start = by_path(self.variables(state))
+        return self._first(jax.tree.map(np.copy, nested({**start, **given})))
 
     def step(self, state: State, step: int, pace: Pace) -> tuple[State, Metrics]:
         """Trains on the batch of this step, which depends on the seed and the step alone; `state` is used up."""
