@@ -1,7 +1,9 @@
 """load_weights: files of every kind, and what does not fit."""
 
+import re
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import NamedTuple
 
 import jax
@@ -127,10 +129,55 @@ def test_a_missing_package_is_named(source: str, package: str, tmp_path: Path, m
         load_weights(ViT(**SIZES), source)
 
 
-class NoNetwork:
+class NotFound(Exception):
+    pass
+
+
+class NotFoundHere(NotFound):
+    """What the hub raises without a network."""
+
+
+class Hub:
+    errors = SimpleNamespace(EntryNotFoundError=NotFound, LocalEntryNotFoundError=NotFoundHere)
+
+
+class NoNetwork(Hub):
     @staticmethod
     def hf_hub_download(repository: str, name: str) -> str:
         raise OSError(f"no route to {repository}\nmore")
+
+
+@pytest.mark.parametrize(("error", "asked"), [(NotFound, 2), (NotFoundHere, 1), (TimeoutError, 1)])
+def test_a_pickle_is_fetched_only_where_there_is_nothing_else(
+    error: type[Exception], asked: int, monkeypatch: pytest.MonkeyPatch
+):
+    names = []
+
+    class Pickled(Hub):
+        @staticmethod
+        def hf_hub_download(repository: str, name: str) -> str:
+            names.append(name)
+            raise error(f"no {name}")
+
+    monkeypatch.setitem(sys.modules, "huggingface_hub", Pickled)
+    with pytest.raises(ValueError, match="cannot fetch a/b from the hub"):
+        load_weights(ViT(**SIZES), "hf:a/b")
+    assert names == ["model.safetensors", "pytorch_model.bin"][:asked]
+
+
+@pytest.mark.parametrize(("version", "read"), [("2.9.1+cpu", False), ("2.10.0", True), ("3.0.0a0+git1", True)])
+def test_pickles_need_a_torch_that_reads_them_safely(
+    version: str, read: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    def load(path: Path, map_location: str, weights_only: bool) -> dict[str, object]:
+        assert weights_only
+        return {}
+
+    (tmp_path / "m.pth").touch()
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(__version__=version, load=load))
+    message = "does not fit ViT" if read else f"needs torch 2.10 or later, this is {re.escape(version)}"
+    with pytest.raises(ValueError, match=message):
+        load_weights(ViT(**SIZES), tmp_path / "m.pth")
 
 
 def test_a_missing_network_is_one_line(monkeypatch: pytest.MonkeyPatch):
@@ -142,12 +189,12 @@ def test_a_missing_network_is_one_line(monkeypatch: pytest.MonkeyPatch):
 def test_a_hub_file_is_loaded(timm_state, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     save_file(timm_state, tmp_path / "model.safetensors")
 
-    class Hub:
+    class Full(Hub):
         @staticmethod
         def hf_hub_download(repository: str, name: str) -> str:
             assert repository == "timm/vit_x"
             return str(tmp_path / name)
 
-    monkeypatch.setitem(sys.modules, "huggingface_hub", Hub)
+    monkeypatch.setitem(sys.modules, "huggingface_hub", Full)
     variables = load_weights(ViT(**SIZES), "timm:vit_x")
     np.testing.assert_array_equal(variables["params"]["norm"]["scale"], timm_state["norm.weight"])

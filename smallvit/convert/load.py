@@ -1,5 +1,6 @@
 """Trained weights from elsewhere, fitted to a model: `load_weights(model, source)`."""
 
+import re
 import warnings
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -33,6 +34,7 @@ from smallvit.models import (
 from smallvit.ops import pair
 
 State = Mapping[str, np.ndarray]
+SAFE_TORCH = 2, 10  # `weights_only` had holes before
 FACTS = ("config.json", "preprocessor_config.json")  # beside the weights in a repository of a hub
 
 # The tables that may fit a class, or what makes one from the model; the one that explains a file best is taken.
@@ -149,6 +151,13 @@ def fetch(source: str | Path) -> Path:
 
 def _read_torch(path: Path) -> State:
     torch = need("torch", f"reading {path.name}")
+    release = tuple(int(number) for number in re.findall(r"\d+", torch.__version__)[:2])
+    if release < SAFE_TORCH:
+        needed = ".".join(map(str, SAFE_TORCH))
+        raise ValueError(
+            f"reading {path.name} needs torch {needed} or later, this is {torch.__version__}: before, a file could run "
+            "code of its own; upgrade it, or give a .safetensors file"
+        )
     state = torch.load(path, map_location="cpu", weights_only=True)
     for wrapper in ("state_dict", "model"):
         state = state.get(wrapper, state)
@@ -157,18 +166,26 @@ def _read_torch(path: Path) -> State:
 
 def _download(repository: str) -> Path:
     hub = need("huggingface_hub", f"fetching {repository}")
-    reason = ""
-    for name in ("model.safetensors", "pytorch_model.bin"):
-        try:
-            weights = Path(hub.hf_hub_download(repository, name))
-        except Exception as error:  # the hub's many errors all mean that the file could not be had
-            reason = first_line(error)
-            continue
-        for facts in FACTS:
-            with suppress(Exception):  # not every repository has them
-                hub.hf_hub_download(repository, facts)
-        return weights
-    raise ValueError(f"cannot fetch {repository} from the hub ({reason}): check name and network, or give a file")
+    try:
+        weights = _first_of(hub, repository, "model.safetensors", "pytorch_model.bin")
+    except Exception as error:  # the hub's many errors all mean that the file could not be had
+        reason = first_line(error)
+        line = f"cannot fetch {repository} from the hub ({reason}): check name and network, or give a file"
+        raise ValueError(line) from None
+    for facts in FACTS:
+        with suppress(Exception):  # not every repository has them
+            hub.hf_hub_download(repository, facts)
+    return weights
+
+
+def _first_of(hub: Any, repository: str, name: str, pickled: str) -> Path:
+    """The file, or the pickled one where the hub says that there is no such file; not where it says nothing."""
+    try:
+        return Path(hub.hf_hub_download(repository, name))
+    except hub.errors.EntryNotFoundError as error:
+        if isinstance(error, hub.errors.LocalEntryNotFoundError):  # no network: there may be one
+            raise
+        return Path(hub.hf_hub_download(repository, pickled))
 
 
 def _best_fit(model: Classifier, state: State, shapes: Mapping[str, tuple[int, ...]]) -> Converted:
