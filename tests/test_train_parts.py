@@ -24,7 +24,7 @@ from smallvit.training.mesh import make_mesh
 from smallvit.training.optimiser import kernels, optimiser
 from smallvit.training.plan import MOMENTS, Plan, rate_at
 from smallvit.training.step import Pace, make_init, make_step
-from smallvit.training.trainer import _class_weights
+from smallvit.training.trainer import Trainer, _class_weights
 
 
 @pytest.fixture(autouse=True)
@@ -231,6 +231,33 @@ def test_balance_weighs_each_image_by_its_class(augment):
     logits = small.model.apply({"params": small.state.params}, x, train=True, rngs={"dropout": dropout_key})
     each = -(targets * jax.nn.log_softmax(logits)).sum(1)
     np.testing.assert_allclose(loss, (each * (shown @ weights)).mean(), rtol=1e-4)
+
+
+@pytest.mark.usefixtures("as_a_user")  # a trainer has shapes where the step has arrays
+def test_statistics_of_a_young_model_belong_to_its_weights():
+    """In a run of a few steps, running statistics lag behind weights that move fast, and evaluation is at chance."""
+    labels = (np.arange(32) % 3).astype(np.int32)
+    draw = np.random.default_rng(0).integers(0, 80, (32, 16, 16, 3))
+    images = (draw + 80 * labels[:, None, None, None]).astype(np.uint8)
+    split = Split(images, labels, [""] * 32)
+    data = Dataset("made up", ("a", "b", "c"), split, split, None, replace(PREPROCESS, size=(16, 16)), ())
+    fields = dict(widths=(8, 8, 16), strides=(1, 2, 2), conv_depth=1, depth=1, heads=2, mlp_dim=16)
+    model = create_model("hybrid_vit_tiny", num_classes=3, image_size=16, **fields)
+    recipe = replace(RECIPES["default"], batch_size=32)
+    trainer = Trainer(model, recipe, data, make_mesh(None), 32, 0, accumulate=1, remat=False)
+    state, pace = trainer.init(), Pace(np.float32(1), np.float32(0.1), np.float32(0.5))
+    for step in range(12):
+        state, _ = trainer.step(state, step, pace)
+
+    settled = trainer.settled(state, 12)
+    jax.tree.map(np.testing.assert_array_equal, settled.variables["params"], state.average["params"])
+    x = jnp.asarray(data.preprocess.normalise(images))
+    own, _ = model.apply(settled.variables, x, train=True, mutable=["batch_stats"])  # by the batch's own statistics
+    used = model.apply(settled.variables, x)
+    before = model.apply(state.variables, x)
+    assert np.abs(used - own).mean() < 0.3 * np.abs(before - own).mean()
+    assert trainer.settled(state, 10_000) is state
+    trainer.step(state, 12, pace)  # it is not used up
 
 
 def labelled(labels: np.ndarray) -> Dataset:

@@ -59,6 +59,9 @@ class LayerNorm(nn.Module):
         return layer_norm(rows, scale, bias, self.epsilon, self.dtype).reshape(x.shape)
 
 
+MOMENTUM = 0.9  # share of BatchNorm's running statistics that stays in a step
+
+
 class BatchNorm(nn.Module):
     """Normalises each channel over the batch, in float32; evaluation has the running moments of `batch_stats`.
 
@@ -68,7 +71,6 @@ class BatchNorm(nn.Module):
 
     scale_init: float = 1.0
     epsilon: float = 1e-5
-    momentum: float = 0.9
     relu: bool = False
     dtype: DTypeLike = jnp.float32
 
@@ -86,7 +88,7 @@ class BatchNorm(nn.Module):
         if train:
             y, mean, var = batch_norm(rows, scale, bias, added, self.epsilon, self.dtype, relu=self.relu)
             if not self.is_initializing():
-                kept, unbiased = self.momentum, var * (len(y) / max(len(y) - 1, 1))
+                kept, unbiased = MOMENTUM, var * (len(y) / max(len(y) - 1, 1))
                 running_mean.value = kept * running_mean.value + (1 - kept) * mean.astype(jnp.float32)
                 running_var.value = kept * running_var.value + (1 - kept) * unbiased.astype(jnp.float32)
         else:

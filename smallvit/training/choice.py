@@ -21,7 +21,7 @@ MODELS = {"hybrid_vit_tiny": 0.0, "hybrid_vit_small": 50.0, "hybrid_vit_base": 8
 # What the augmentation gains from so many epochs on: the more often an image is seen, the more it has to change.
 AUGMENTATION: dict[float, dict[str, Any]] = {
     0.0: {},
-    25.0: dict(cutmix=0.3, mixup=0.2),
+    15.0: dict(cutmix=0.3, mixup=0.2),
     100.0: dict(cutmix=0.4, mixup=0.3, policy="randaugment", erasing=0.1),
 }
 

@@ -260,6 +260,7 @@ class Training:
         are worse by more than chance: the best of many validations of few images is mostly a lucky one.
         """
         data, plan, begun = self.trainer.data, self.plan, time.monotonic()
+        state = self.trainer.settled(state, history.step)
         scores = self.trainer.evaluate(state, data.val)
         self.evaluating = time.monotonic() - begun
         row = {

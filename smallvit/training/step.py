@@ -15,6 +15,7 @@ from smallvit.augment import augment_batch
 from smallvit.common.paths import by_path, nested
 from smallvit.data import Preprocess
 from smallvit.layers import Classifier
+from smallvit.layers.basic import MOMENTUM
 from smallvit.ops import recompute
 from smallvit.training.optimiser import HEADS, kernels, layer_rates
 from smallvit.training.own import Own
@@ -150,6 +151,7 @@ def make_step(
             own.augment,
         )
         value, logits, others, grads = gradient(state, images.astype(model.dtype), targets, dropout_key)
+        others = jax.tree.map(partial(_grown, state.step, accumulate), state.others, others)
         updates, moments = optimiser.update(grads, state.moments, state.params)
         decays = jax.tree.map(lambda _: True, state.params) if recipe.decay_all else kernels(state.params)
         each = scales or jax.tree.map(lambda _: 1.0, state.params)
@@ -166,6 +168,15 @@ def make_step(
         return State(state.step + 1, params, others, moments, average), Metrics(value, correct)
 
     return step
+
+
+def _grown(step: Int[Array, ""], updates: int, old: Array, new: Array) -> Array:
+    """BatchNorm's running statistics after a step: at first the mean over all steps, for they begin at 0 and 1.
+
+    Else those of a run of few steps would be far from what its layers see.
+    """
+    share = 1 - MOMENTUM**updates  # of the new statistics in `new`
+    return old + jnp.maximum(1.0, 1 / (share * (1.0 + step))) * (new - old)
 
 
 def _moved(pace: Pace, value: Array, update: Array, decays: bool, scale: float) -> Array:

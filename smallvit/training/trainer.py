@@ -21,6 +21,8 @@ from smallvit.training.own import Own
 from smallvit.training.recipe import Recipe
 from smallvit.training.step import STILL, Metrics, Pace, State, first_state, make_init, make_step
 
+YOUNG, SETTLING = 200, 8  # steps
+
 
 class Trainer:
     def __init__(
@@ -95,6 +97,21 @@ class Trainer:
         images = spread(self.mesh, self.batch_size, lambda part: train.images[rows[part]])
         labels = spread(self.mesh, self.batch_size, lambda part: train.labels[rows[part]])
         return self._step(state, images, labels, self._key, pace)
+
+    def settled(self, state: State, step: int) -> State:
+        """With statistics of BatchNorm that belong to the weights, where a state is so young that they lag behind.
+
+        Its weights moved far in the last steps, over which the running statistics are an average: they are taken anew,
+        over the next batches, with the weights held still.
+        """
+        if step >= YOUNG or not state.others:
+            return state
+        state = jax.tree.map(jnp.copy, state)  # what a step is given is used up
+        params = state.average["params"] if state.average else state.params
+        state = state.replace(step=jnp.zeros_like(state.step), params=jax.tree.map(jnp.copy, params))
+        for i in range(step, step + SETTLING):
+            state, _ = self.step(state, i, STILL)
+        return state
 
     def evaluate(self, state: State, split: Split) -> Scores:
         def predict(images: UInt[np.ndarray, "b H W c"]) -> Float[np.ndarray, "b k"]:
