@@ -16,6 +16,7 @@ import pytest
 from PIL import Image
 from safetensors.numpy import load_file
 
+from smallvit.evaluation import evaluate
 from smallvit.runs.saved import from_pretrained
 from smallvit.training.comparison import CompareConfig, variants
 from tests.runs import QUICK, assert_same, checkpoints, command
@@ -71,6 +72,20 @@ def test_a_run_without_test_images_is_calibrated_on_its_validation_images(env: d
     assert "so the calibration error after it is optimistic" in (folder / "report.html").read_text()
     wrong = round(60 * (1 - result["val_top1"] / 100))
     assert len((folder / "mistakes.csv").read_text().splitlines()) == 1 + wrong
+
+
+@pytest.mark.xdist_group("train_run")
+def test_all_images_are_trained_on_but_those_of_the_test(photos: Path, env: dict[str, str], tmp_path: Path):
+    args = command(photos, *QUICK, "--epochs", 2, "--all-images", "--runs", tmp_path, "--name", "all")
+    done = subprocess.run(args, env=env, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert "the 6 images of validation are trained on too: only the test images are held out" in done.stdout
+    result = json.loads((tmp_path / "all/result.json").read_text())
+    assert (result["kept_epoch"], result["steps"]) == (result["epochs"], 9)  # two epochs of 66, in 16s
+    assert from_pretrained(tmp_path / "all").calibration.images == 0
+    evaluation = evaluate(tmp_path / "all")
+    assert (evaluation.part, len(evaluation.split)) == ("test", 6)
+    assert not [note for note in evaluation.notes if "changed" in note]
 
 
 @pytest.mark.xdist_group("train_run")

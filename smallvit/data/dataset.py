@@ -93,6 +93,20 @@ class Dataset:
     def photographic(self) -> bool:
         return self.preprocess.photographic
 
+    def with_validation_in_training(self) -> "Dataset":
+        if self.test is None:
+            raise ValueError(
+                f"{self.name} has no test images, which alone are held out with --all-images: leave that out"
+            )
+        parts = self.train, self.val
+        train = Split(
+            np.concatenate([part.images for part in parts]),
+            np.concatenate([part.labels for part in parts]),
+            [name for part in parts for name in part.names],
+        )
+        note = f"the {len(self.val):,} images of validation are trained on too: only the test images are held out"
+        return replace(self, train=train, notes=(*self.notes, note))
+
     def normalised(self, mean: tuple[float, ...], std: tuple[float, ...]) -> "Dataset":
         """The same images with another normalisation; one for three channels makes grey images coloured ones."""
         channels = self.preprocess.channels

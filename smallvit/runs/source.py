@@ -25,6 +25,7 @@ class Source:
     cache_dir: Path
     labels: Path | None = None
     group: str | None = None
+    all_images: bool = False  # validation was trained on
 
     def is_same(self, source: str | Path) -> bool:
         mine, other = self.data or NAME, str(source)
@@ -44,7 +45,8 @@ def source_of(run: str | Path) -> Source | None:
     data_dir, cache_dir = (options[name] and Path(options[name]) for name in ("data_dir", "cache_dir"))
     labels = Path(config["labels"]) if config.get("labels") else None
     cache_dir = cache_dir or Path(options["runs"]) / CACHE
-    return Source(config["data"], config["split_seed"], data_dir, cache_dir, labels, config.get("group"))
+    others = labels, config.get("group"), config.get("all_images", False)
+    return Source(config["data"], config["split_seed"], data_dir, cache_dir, *others)
 
 
 def own_data(run: str | Path, saved: Saved) -> Dataset:
@@ -65,6 +67,7 @@ def own_data(run: str | Path, saved: Saved) -> Dataset:
         )
     except ValueError as error:
         raise ValueError(f"the data that {run} was trained on is not available ({error}): give other data") from None
+    data = data.with_validation_in_training() if source.all_images else data
     return data.normalised(saved.preprocess.mean, saved.preprocess.std)
 
 

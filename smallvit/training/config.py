@@ -227,6 +227,8 @@ class TrainConfig:
     """Table of the images in DATA: columns file and label, and perhaps split and group."""
     group: Annotated[str | None, _optional("COLUMN", "group")] = None
     """Column of the table whose groups, such as patients, are never in two splits."""
+    all_images: bool = False
+    """Train on the validation images too. The weights at the end are kept; figures of validation mean nothing then."""
     resume: Folder = None
     """Resume this run folder; the result is the same as if it had never stopped."""
     from_scratch: bool = False

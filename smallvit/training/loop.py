@@ -280,7 +280,8 @@ class Training:
         history.loss, history.correct, history.steps = 0.0, 0, 0
         good = scores.mean_recall if self.trainer.recipe.balance else scores.top1
         last = history.step == plan.steps
-        if history.best is None or good >= history.best or (last and history.best - good <= 2 * scores.error):
+        is_good = history.best is None or good >= history.best or (last and history.best - good <= 2 * scores.error)
+        if is_good or self.config.all_images:  # what was trained on tells nothing
             history.best, history.kept = max(good, history.best or 0.0), len(history.rows) - 1
             variables = self.trainer.variables(state)
             if jax.process_index() == 0:
@@ -309,6 +310,8 @@ def _load(config: TrainConfig) -> Dataset:
         labels=config.labels,
         group=config.group,
     )
+    if config.all_images:
+        data = data.with_validation_in_training()
     if config.mean is None or config.std is None:
         return data
     if config.init is not None and len(config.mean) < data.preprocess.channels:
