@@ -1,6 +1,6 @@
 """What the training loop adds to its bare jitted step: data, augmentation's batches, accounting, the bar.
 
-    .venv/bin/python -m benchmarks.loop [--model sl_vit_tiny_data] [--rounds 5]
+    .venv/bin/python -m benchmarks.loop [--model hybrid_vit_tiny] [--rounds 5]
 
 Both sides alternate within one process, the same compiled step each; the bare side trains on one batch that is already
 on the device. Evaluations and checkpoints are not part of it.
@@ -16,22 +16,22 @@ from smallvit.common.env import restart_fast
 
 restart_fast()
 
-import numpy as np
-
 from smallvit.data import load_data
 from smallvit.runs.saved import Spec
 from smallvit.training.callbacks import Callbacks
 from smallvit.training.checkpoint import Checkpoints
 from smallvit.training.config import RunOptions, TrainConfig
-from smallvit.training.loop import History, Plan, Training
+from smallvit.training.loop import History, Training
 from smallvit.training.mesh import make_mesh, spread
+from smallvit.training.plan import Plan
 from smallvit.training.progress import Reporter
+from smallvit.training.step import STILL
 from smallvit.training.trainer import Trainer
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", default="sl_vit_tiny_data")
+    parser.add_argument("--model", default="hybrid_vit_tiny")
     parser.add_argument("--rounds", type=int, default=5)
     args = parser.parse_args()
 
@@ -39,7 +39,7 @@ def main() -> None:
     config = TrainConfig(model=args.model, run=RunOptions(checkpoint_seconds=1e9))
     recipe = config.full_recipe
     spec = Spec(config.model, len(data.classes), data.preprocess.size, {})
-    trainer = Trainer(spec.create(), recipe, data, make_mesh(), recipe.batch_size, 0, accumulate=1, remat=False)
+    trainer = Trainer(spec.create(), recipe, data, make_mesh(None), recipe.batch_size, 0, accumulate=1, remat=False)
     trainer.compile()
     steps = len(data.train) // recipe.batch_size
     images = spread(trainer.mesh, recipe.batch_size, lambda part: data.train.images[: recipe.batch_size][part])
@@ -49,12 +49,12 @@ def main() -> None:
     def bare() -> None:
         state = trainer.init()
         for _ in range(steps):
-            state, metrics = trainer._step(state, images, labels, trainer._key, np.float32(1e-3))
+            state, metrics = trainer._step(state, images, labels, trainer._key, STILL)
         metrics.loss.block_until_ready()
 
     def loop() -> None:
         # One step more than is run: the loop's evaluation and checkpoint at the end are not wanted here.
-        plan = Plan(steps + 1, recipe.batch_size, 1e9, 1e9, "")
+        plan = Plan(recipe.batch_size, steps, 0.5, None, "", ((0, steps + 1),))
         training = Training(
             config, folder, trainer, spec, plan, Checkpoints(folder), Reporter(quiet=True), Callbacks([]), 0.0
         )
