@@ -312,6 +312,7 @@ def evaluate(
 
     screen, scores = _screen(), evaluation.scores
     which = {"test": "test images", "val": "validation images", "train": "images (the data has no split)"}
+    which |= {"folds": "images, out of fold,"}
     images = f"{evaluation.model} on {len(evaluation.split):,} {which[evaluation.part]} of {evaluation.data}"
     for line in (*evaluation.notes, images, evaluation.warning):
         if line is not None:

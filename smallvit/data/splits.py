@@ -194,7 +194,7 @@ def _split_fold(
     parts = []
     for i in range(1, number + 1):
         rest = np.flatnonzero(fold_of != i)
-        inside = None if groups is None else Groups(groups.column, [groups.names[row] for row in rest])
+        inside = None if groups is None else Groups(groups.column, [groups.names[row] for row in rest.tolist()])
         try:
             train, val = stratified(
                 labels[rest], classes, (VAL_FRACTION,), seed, [contents[row] for row in rest], inside
