@@ -196,6 +196,7 @@ def evaluate_images(saved: Saved, images: HeldOut, batch_size: int = 256, *, roo
         seconds += time.monotonic() - begun
     if saved.others:
         temperatures = [np.float32(member.temperature) for member in saved.members]
+        images = replace(images, notes=(*images.notes, f"the mean of the probabilities of {len(logits)} models"))
         logits = [averaged([each / by for each, by in zip(logits, temperatures, strict=True)])]
     return Evaluation(
         saved.spec.name,

@@ -107,14 +107,19 @@ def describe(
 def model_folder(path: str | Path) -> Path:
     """The model folder of a run folder, or the path itself if it is one."""
     folder = Path(path)
-    if folds := fold_folders(folder):
-        raise ValueError(f"{path} has the models of {len(folds)} folds, and this needs one: give {folds[0]}, say")
+    check_single(folder)
     folder = folder / MODEL if (folder / MODEL / CONFIG).exists() else folder
     if not folder.exists():
         raise ValueError(f"{path}: there is no such folder; give a run folder or its model/")
     if not (folder / CONFIG).exists():
         raise ValueError(f"{path} holds no model: give a run folder, or a folder with {CONFIG} and {WEIGHTS}")
     return folder
+
+
+def check_single(path: Path) -> None:
+    """Raises for an ensemble, where one model is needed."""
+    if folds := fold_folders(path):
+        raise ValueError(f"{path} has the models of {len(folds)} folds, this takes one: give {folds[0]}, for example")
 
 
 def load_ensemble(path: str | Path) -> Saved:

@@ -60,6 +60,7 @@ def train_folds(
             raise ValueError(f"{folder} is finished: its results are in {folder / FOLDS}")
         if config.from_scratch:
             raise ValueError(f"from_scratch is for a single fold: give it with --resume, such as {runs[0]}")
+        own.check(_first_config(folder).own, folder)
     for number, run in enumerate(runs, 1):
         if (run / RESULT).exists():
             continue
@@ -75,10 +76,16 @@ def train_folds(
 def _new_folder(config: TrainConfig) -> Path:
     """Its name; it is created with the first fold, so that a user's mistake leaves none behind."""
     check_name(config.run.runs, config.run.name)
-    data = NAME if config.data is None else Path(config.data).expanduser().resolve().stem
-    default = fitting(shown(f"{data}-{config.folds}-folds").replace("\N{REPLACEMENT CHARACTER}", "_"), 200)
+    data = NAME if config.data is None else Path(config.data).expanduser().resolve().name
+    default = fitting(
+        shown(f"{data.removesuffix('.npz')}-{config.folds}-folds").replace("\N{REPLACEMENT CHARACTER}", "_"), 200
+    )
     names = chain([default], (f"{default}-{i}" for i in count(2)))
     return config.run.runs / (config.run.name or next(each for each in names if not (config.run.runs / each).exists()))
+
+
+def _first_config(folder: Path) -> TrainConfig:
+    return TrainConfig.from_json(read_json(fold_folder(folder, 1) / CONFIG)["config"])
 
 
 def _config_of(config: TrainConfig, folder: Path, number: int) -> TrainConfig:
@@ -87,7 +94,7 @@ def _config_of(config: TrainConfig, folder: Path, number: int) -> TrainConfig:
     if (run / CONFIG).exists():
         return TrainConfig(resume=run, machine=config.machine)
     if number > 1:
-        begun = TrainConfig.from_json(read_json(fold_folder(folder, 1) / CONFIG)["config"])
+        begun = _first_config(folder)
         machine = config.machine.resume(begun.machine)
         return replace(begun, fold=number, machine=machine, run=replace(begun.run, runs=folder, name=run.name))
     minutes = config.minutes and config.minutes / (config.folds or 1)
