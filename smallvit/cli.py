@@ -165,7 +165,7 @@ def serve(
     """Serve a trained model: a page for the browser, and a JSON API.
 
     Args:
-        run: A run folder or its model/.
+        run: A run folder or its model/; or the folder of a cross-validation, for the ensemble of its models.
         host: Address to listen on; 0.0.0.0 accepts connections from other machines.
         port: Port to listen on; 0 takes any free port.
         examples: Folder of images that the page offers as examples.
@@ -204,7 +204,7 @@ def predict(
     """Classify images. Files that cannot be read are reported and skipped; the exit code is then 1.
 
     Args:
-        run: A run folder or its model/.
+        run: A run folder or its model/; or the folder of a cross-validation, for the ensemble of its models.
         paths: Files, folders with everything below them, or patterns such as "photos/*.jpg"; - reads an image from
             standard input.
         top: Number of classes per image.
@@ -295,7 +295,7 @@ def evaluate(
     """Score a model on labelled images: accuracy with its interval, per-class scores, mistakes, calibration, speed.
 
     Args:
-        run: A run folder or its model/.
+        run: A run folder or its model/; or the folder of a cross-validation, for the ensemble of its models.
         data: As for `smallvit train`: its test images, or else its validation images, or all images of data without a
             split. By default the test images of the run's own data.
         out: Folder for evaluation.json, mistakes.csv and the pictures; by default RUN/evaluation.
@@ -312,6 +312,7 @@ def evaluate(
 
     screen, scores = _screen(), evaluation.scores
     which = {"test": "test images", "val": "validation images", "train": "images (the data has no split)"}
+    which |= {"folds": "images, out of fold,"}
     images = f"{evaluation.model} on {len(evaluation.split):,} {which[evaluation.part]} of {evaluation.data}"
     for line in (*evaluation.notes, images, evaluation.warning):
         if line is not None:

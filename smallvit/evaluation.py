@@ -5,7 +5,7 @@ import io
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,10 +16,11 @@ from jaxtyping import Float
 from smallvit import plots
 from smallvit.common.files import write_bytes, write_json
 from smallvit.data import HeldOut, Split, load_held_out
+from smallvit.runs.folder import fold_folders
 from smallvit.runs.prediction import make_predict
-from smallvit.runs.saved import Saved, from_pretrained
-from smallvit.runs.scores import WHICH, Scores, per_class, score, split_logits, too_few
-from smallvit.runs.source import own_images, source_of
+from smallvit.runs.saved import Saved, load_ensemble
+from smallvit.runs.scores import WHICH, Scores, averaged, per_class, score, split_logits, too_few
+from smallvit.runs.source import given_test, own_images, source_of
 
 MISTAKES = "mistakes.csv"
 OPTIMISTIC = "the temperature was fitted to these validation images, so the calibration error after it is optimistic"
@@ -37,7 +38,7 @@ class Mistake(NamedTuple):
 class Evaluation:
     model: str
     data: str
-    part: str  # test or val; or train: all images of data without a split
+    part: str  # test or val; train: all images of data without a split; folds: each by the model of its fold
     classes: tuple[str, ...]
     split: Split
     logits: Float[np.ndarray, "n k"]
@@ -68,12 +69,16 @@ class Evaluation:
         true, predicted, confidence = self.split.labels, *self._answers
         found = []
         for i in map(int, plots.worst_mistakes(true, predicted, confidence, most=None)):
-            path = None if self.root is None else self.root / self.split.names[i]
-            is_file = path is not None and path.is_file()
-            file = str(path) if is_file else self.split.names[i]
+            file, is_file = self.file(i)
             classes = self.classes[true[i]], self.classes[predicted[i]]
             found.append(Mistake(file, *classes, float(confidence[i]), is_file))
         return found
+
+    def file(self, row: int) -> tuple[str, bool]:
+        """The path of an image, or its name if it is no file; and whether it is one."""
+        path = None if self.root is None else self.root / self.split.names[row]
+        is_file = path is not None and path.is_file()
+        return (str(path) if is_file else self.split.names[row]), is_file
 
     @property
     def per_class(self) -> list[dict[str, str | int | float | None]]:
@@ -152,7 +157,8 @@ def evaluate(
     """Scores a trained model on the test images of `data`, by default those of the run's own data.
 
     Args:
-        run: A run folder or its model/.
+        run: A run folder or its model/; or the folder of a cross-validation. Of its own data that scores the ensemble
+            on the test images that the data came with or, without any, each image with the model of its own fold.
         data: Anything that `load_data` takes: its test images, or else its validation images, or all images of a
             folder or file without a split. Class names must be the model's, in any order.
         out: Folder to write evaluation.json, mistakes.csv and the pictures to.
@@ -161,14 +167,18 @@ def evaluate(
     """
     if batch_size < 1:
         raise ValueError(f"batch_size={batch_size} must be at least 1")
-    saved, source = from_pretrained(run), source_of(run)
+    folds = fold_folders(run)
+    saved, source = load_ensemble(run), source_of(folds[0] if folds else run)
     if data is None or (source is not None and source.is_same(data)):
-        images, data = own_images(run, saved), source and source.data
-        if images.part == "val" and saved.temperature != 1:
+        images, data = given_test(folds[0], saved) if folds else own_images(run, saved), source and source.data
+        if images is not None and images.part == "val" and saved.temperature != 1:
             images = replace(images, notes=(*images.notes, OPTIMISTIC))
     else:
         images = load_held_out(data, saved.classes, saved.preprocess, data_dir=data_dir)
-    evaluation = evaluate_images(saved, images, batch_size, root=root_of(data))
+    if images is None:
+        evaluation = out_of_fold([evaluate(fold, batch_size=batch_size) for fold in folds])
+    else:
+        evaluation = evaluate_images(saved, images, batch_size, root=root_of(data))
     if out is not None:
         evaluation.save(Path(out))
     return evaluation
@@ -176,26 +186,53 @@ def evaluate(
 
 def evaluate_images(saved: Saved, images: HeldOut, batch_size: int = 256, *, root: Path | None = None) -> Evaluation:
     """Scores a model on images that are already loaded; `root` is what their names are below, if they are files."""
-    batch_size = min(batch_size, len(images.split))
-    predict = jax.jit(make_predict(saved.model, saved.preprocess))
-    variables = jax.device_put(saved.variables)
-    predict(variables, images.split.images[:batch_size]).block_until_ready()  # do not time the compilation
-    begun = time.monotonic()
-    logits = split_logits(lambda batch: predict(variables, batch), images.split, batch_size)
-    seconds = time.monotonic() - begun
+    batch_size, seconds, logits = min(batch_size, len(images.split)), 0.0, []
+    for member in saved.members:
+        predict = jax.jit(make_predict(member.model, member.preprocess))
+        variables = jax.device_put(member.variables)
+        predict(variables, images.split.images[:batch_size]).block_until_ready()  # do not time the compilation
+        begun = time.monotonic()
+        logits.append(split_logits(partial(predict, variables), images.split, batch_size))
+        seconds += time.monotonic() - begun
+    if saved.others:
+        temperatures = [np.float32(member.temperature) for member in saved.members]
+        images = replace(images, notes=(*images.notes, f"the mean of the probabilities of {len(logits)} models"))
+        logits = [averaged([each / by for each, by in zip(logits, temperatures, strict=True)])]
     return Evaluation(
         saved.spec.name,
         images.name,
         images.part,
         saved.classes,
         images.split,
-        logits,
-        saved.temperature,
+        logits[0],
+        1.0 if saved.others else saved.temperature,
         len(images.split) / seconds,
         batch_size,
         jax.devices()[0].device_kind,
         images.notes,
         root,
+    )
+
+
+def out_of_fold(folds: Sequence[Evaluation]) -> Evaluation:
+    """The folds' test images together, each with the calibrated answer of the model that has not seen it."""
+    first, *others = folds
+    split = Split(
+        np.concatenate([each.split.images for each in folds]),
+        np.concatenate([each.split.labels for each in folds]),
+        [name for each in folds for name in each.split.names],
+    )
+    shared = [note for note in first.notes if all(note in each.notes for each in others)]
+    warnings = [note for each in folds for note in each.notes if note.startswith("warning")]
+    rule = f"each image is scored by one of {len(folds)} models, the one that was not trained on its fold"
+    return replace(
+        first,
+        part="folds",
+        split=split,
+        logits=np.concatenate([each.logits / np.float32(each.temperature) for each in folds]),
+        temperature=1.0,
+        images_per_second=len(split) / sum(len(each.split) / each.images_per_second for each in folds),
+        notes=tuple(dict.fromkeys([*shared, *warnings, rule])),
     )
 
 

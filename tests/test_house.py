@@ -25,9 +25,10 @@ BELOW |= dict.fromkeys(("training", "evaluation", "explanation", "exporting", "s
     "cli": 9,
     "__main__": 10,
 }
-# The end of a training run evaluates and explains what it trained; the server explains on request.
+# The end of a training run evaluates and explains what it trained, as does that of a cross-validation; the server
+# explains on request.
 SIBLINGS = {("training/finish.py", "evaluation"), ("training/finish.py", "explanation")}
-SIBLINGS |= {("serving/maps.py", "explanation")}
+SIBLINGS |= {("training/crossvalidation.py", "evaluation"), ("serving/maps.py", "explanation")}
 
 
 def rooms(file: Path) -> Iterator[str]:

@@ -14,7 +14,7 @@ from smallvit.data.dataset import Dataset, Fit, Preprocess, Split
 from smallvit.data.decoding import MAX_FRAMES, fit_pixels
 from smallvit.data.medmnist import CLASSES, SIDED, medmnist_name
 from smallvit.data.near import near_notes
-from smallvit.data.splits import choose_size, mean_and_std, split_rest
+from smallvit.data.splits import GIVEN_TEST, Fold, choose_size, mean_and_std, split_rest
 
 
 class Labelled(NamedTuple):
@@ -31,16 +31,23 @@ def from_arrays(
     fit: Fit,
     seed: int,
     mean_std: tuple[tuple[float, ...], tuple[float, ...]] | None = None,
+    fold: Fold | None = None,
 ) -> Dataset:
     """A data set of the splits that are `given`, train at least; the others are taken from train."""
+    numbered = {part: [f"{part}[{i}]" for i in range(len(split.labels))] for part, split in given.items()}
+    if fold is not None and "val" in given:  # the folds are dealt from both
+        both = given["train"], given["val"]
+        joined = Labelled(np.concatenate([s.images for s in both]), np.concatenate([s.labels for s in both]))
+        given = {"train": joined} | {part: split for part, split in given.items() if part == "test"}
+        numbered["train"] += numbered["val"]
     contents = (hashlib.blake2b(image.tobytes(), digest_size=16).digest() for image in given["train"].images)
-    rows, note = split_rest({part: labels for part, (_, labels) in given.items()}, classes, seed, contents)
+    rows, note = split_rest({part: labels for part, (_, labels) in given.items()}, classes, seed, contents, fold=fold)
     splits = {}
     for part, (source, indices) in rows.items():
         images, labels = given[source]
         if indices is not None:
             images, labels = images[indices], labels[indices]
-        names = [f"{source}[{i}]" for i in (range(len(labels)) if indices is None else indices)]
+        names = numbered[source] if indices is None else [numbered[source][i] for i in indices]
         splits[part] = Split(images, labels, names)
 
     train = splits["train"].images
@@ -48,13 +55,25 @@ def from_arrays(
     splits = {part: Split(resized(s.images, size, fit), s.labels, s.names) for part, s in splits.items()}
     mean, std = mean_std or mean_and_std(splits["train"].images)
     preprocess = Preprocess(size, train.shape[3], fit, mean, std, 8 * train.dtype.itemsize)
-    return Dataset(name, tuple(classes), splits["train"], splits["val"], splits.get("test"), preprocess, (note,))
+    return Dataset(
+        name,
+        tuple(classes),
+        splits["train"],
+        splits["val"],
+        splits.get("test"),
+        preprocess,
+        (note,),
+        given_test=splits.get(GIVEN_TEST),
+    )
 
 
-def load_npz(path: Path, *, image_size: tuple[int, int] | None, fit: Fit, seed: int) -> Dataset:
+def load_npz(
+    path: Path, *, image_size: tuple[int, int] | None, fit: Fit, seed: int, fold: Fold | None = None
+) -> Dataset:
     classes, given = read_npz(path)
-    data = from_arrays(path.stem, classes, given, image_size=image_size, fit=fit, seed=seed)
-    splits = {"train": data.train, "val": data.val} | ({} if data.test is None else {"test": data.test})
+    data = from_arrays(path.stem, classes, given, image_size=image_size, fit=fit, seed=seed, fold=fold)
+    parts = {"train": data.train, "val": data.val, "test": data.test, GIVEN_TEST: data.given_test}
+    splits = {part: split for part, split in parts.items() if split is not None}
     return replace(data, notes=(*data.notes, *near_notes(splits)), mirrors=medmnist_name(path) not in SIDED)
 
 

@@ -88,6 +88,7 @@ class Dataset:
     notes: tuple[str, ...]  # lines for the user: how it was split, what was skipped, duplicates across splits
     policy: Policy = "imagenet"  # of AutoAugment, the one that was found on images like these
     mirrors: bool = True  # whether an image and its mirror image are of the same class; digits and signs are not
+    given_test: Split | None = None  # that the data came with, where `test` is a fold of the other images
 
     @property
     def photographic(self) -> bool:
@@ -116,7 +117,7 @@ class Dataset:
                 f"{'grey' if channels == 1 else 'coloured'}"
             )
         preprocess = replace(self.preprocess, channels=len(mean), mean=tuple(mean), std=tuple(std))
-        parts = {part: getattr(self, part) for part in ("train", "val", "test")}
+        parts = {part: getattr(self, part) for part in ("train", "val", "test", "given_test")}
         if len(mean) != channels:
             # A view: they may be memory-mapped.
             parts = {

@@ -7,6 +7,7 @@ from PIL import Image
 
 from smallvit.data.arrays import Labelled, from_arrays
 from smallvit.data.dataset import Dataset, Fit
+from smallvit.data.splits import Fold
 
 NAME = "fashion-mnist-10k"
 FASHION_CLASSES = (
@@ -23,7 +24,9 @@ FASHION_CLASSES = (
 )
 
 
-def load_embedded(*, image_size: tuple[int, int] | None = None, fit: Fit = "crop", seed: int = 0) -> Dataset:
+def load_embedded(
+    *, image_size: tuple[int, int] | None = None, fit: Fit = "crop", seed: int = 0, fold: Fold | None = None
+) -> Dataset:
     """The sheet that tools/make_embedded.py wrote: 100 images a row, class by class, first train, then test."""
     with (files("smallvit.data") / "fashion_mnist_10k.png").open("rb") as file, Image.open(file) as sheet:
         images = np.asarray(sheet).reshape(120, 28, 100, 28).transpose(0, 2, 1, 3).reshape(12_000, 28, 28, 1)
@@ -32,4 +35,4 @@ def load_embedded(*, image_size: tuple[int, int] | None = None, fit: Fit = "crop
         "train": Labelled(images[:10_000], np.repeat(labels, 1000)),
         "test": Labelled(images[10_000:], np.repeat(labels, 200)),
     }
-    return from_arrays(NAME, FASHION_CLASSES, given, image_size=image_size, fit=fit, seed=seed)
+    return from_arrays(NAME, FASHION_CLASSES, given, image_size=image_size, fit=fit, seed=seed, fold=fold)

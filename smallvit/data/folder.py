@@ -20,7 +20,7 @@ from smallvit.data.decoding import header
 from smallvit.data.listing import LAYOUT, count, list_images, list_to_test, natural, some
 from smallvit.data.near import near_notes
 from smallvit.data.progress import in_threads
-from smallvit.data.splits import Groups, choose_size, mean_and_std, split_rest
+from smallvit.data.splits import GIVEN_TEST, Fold, Groups, choose_size, mean_and_std, split_rest
 
 WAITS = (0.2, 1.0)  # seconds, before a file is read again
 
@@ -53,10 +53,12 @@ def load_folder(
     cache_dir: Path,
     labels: Path | None = None,
     group: str | None = None,
+    fold: Fold | None = None,
 ) -> Dataset:
     classes, files, grouped_by, notes = list_images(folder, labels, group)
     numbers = {name: number for number, name in enumerate(classes)}
-    listed = [Listed(file.path, file.part, numbers[file.name], file.group) for file in files]
+    part_of = {"train": "train", "val": "val" if fold is None else "train", "test": "test"}
+    listed = [Listed(file.path, part_of[file.part], numbers[file.name], file.group) for file in files]
     scanned = in_threads(_scan, listed, f"reading {len(listed):,} files")
     found = [entry for entry in scanned if isinstance(entry, Found)]
     unreadable = [entry for entry in scanned if isinstance(entry, str)]
@@ -65,7 +67,7 @@ def load_folder(
         _check(folder, classes, found, unreadable)
         channels, depth, kind = _kind(found)
         size = image_size or choose_size((f.size for f in found), np.array([min(f.size) for f in found]))
-        parts, how = _split(found, classes, seed, grouped_by)
+        parts, how = _split(found, classes, seed, grouped_by, fold)
         rows = [entry for part in parts.values() for entry in part]
         images = _decoded(rows, size, channels, depth, fit, cache_dir)
         if not isinstance(images, dict):
@@ -103,6 +105,7 @@ def load_folder(
         splits.get("test"),
         Preprocess(size, channels, fit, mean, std, depth),
         tuple(notes),
+        given_test=splits.get(GIVEN_TEST),
     )
 
 
@@ -230,14 +233,14 @@ def _check(folder: Path, classes: Sequence[str], found: Sequence[Found], unreada
 
 
 def _split(
-    found: Sequence[Found], classes: Sequence[str], seed: int, grouped_by: str | None
+    found: Sequence[Found], classes: Sequence[str], seed: int, grouped_by: str | None, fold: Fold | None
 ) -> tuple[dict[str, list[Found]], str]:
     given: dict[str, list[Found]] = {}
     for entry in found:
         given.setdefault(entry.part, []).append(entry)
     labels = {part: np.array([entry.label for entry in entries]) for part, entries in given.items()}
     groups = None if grouped_by is None else Groups(grouped_by, [entry.group for entry in given["train"]])
-    rows, how = split_rest(labels, classes, seed, (entry.content for entry in given["train"]), groups)
+    rows, how = split_rest(labels, classes, seed, (entry.content for entry in given["train"]), groups, fold)
     return {
         part: given[source] if indices is None else [given[source][i] for i in indices]
         for part, (source, indices) in rows.items()

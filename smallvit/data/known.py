@@ -23,7 +23,7 @@ from smallvit.data.cache import decoded
 from smallvit.data.dataset import Dataset, Fit, Policy, Preprocess, Split
 from smallvit.data.embedded import FASHION_CLASSES
 from smallvit.data.progress import progress_bar
-from smallvit.data.splits import split_rest
+from smallvit.data.splits import GIVEN_TEST, Fold, split_rest
 
 DIGITS = tuple("0123456789")
 DEBIAN = {"fashion-mnist": Path("/usr/share/datasets/fashion-mnist")}  # of the package dataset-fashion-mnist
@@ -52,12 +52,19 @@ class Known(NamedTuple):
 
 
 def load_known(
-    name: str, *, image_size: tuple[int, int] | None, fit: Fit, seed: int, data_dir: Path, cache_dir: Path
+    name: str,
+    *,
+    image_size: tuple[int, int] | None,
+    fit: Fit,
+    seed: int,
+    data_dir: Path,
+    cache_dir: Path,
+    fold: Fold | None = None,
 ) -> Dataset:
     known = KNOWN[name]
     paths = [_find(name, file, data_dir) for file in known.files]
     if known.read is None:
-        return _load_tiny_imagenet(name, paths[0], image_size or (64, 64), fit, seed, cache_dir)
+        return _load_tiny_imagenet(name, paths[0], image_size or (64, 64), fit, seed, cache_dir, fold)
     try:
         classes, train, test = known.read(paths)
     except ValueError:
@@ -75,6 +82,7 @@ def load_known(
         fit=fit,
         seed=seed,
         mean_std=(known.mean, known.std),
+        fold=fold,
     )
     return replace(data, policy=known.policy, mirrors=known.mirrors)
 
@@ -193,7 +201,7 @@ def _read_mnist(paths: list[Path], *, classes: tuple[str, ...]) -> Arrays:
 
 
 def _load_tiny_imagenet(
-    name: str, archive: Path, size: tuple[int, int], fit: Fit, seed: int, cache_dir: Path
+    name: str, archive: Path, size: tuple[int, int], fit: Fit, seed: int, cache_dir: Path, fold: Fold | None
 ) -> Dataset:
     try:
         with zipfile.ZipFile(archive) as zipped:
@@ -201,7 +209,7 @@ def _load_tiny_imagenet(
     except Exception as error:  # no zip file, a torn one, a missing member, lines of another form
         raise ValueError(f"cannot read {archive}: {_one_line(error)}") from None
     labels = {part: np.array([entry.label for entry in entries], np.int32) for part, entries in given.items()}
-    rows, note = split_rest(labels, classes, seed, (entry.content for entry in given["train"]))
+    rows, note = split_rest(labels, classes, seed, (entry.content for entry in given["train"]), fold=fold)
     parts = {
         part: given[source] if indices is None else [given[source][i] for i in indices]
         for part, (source, indices) in rows.items()
@@ -231,7 +239,16 @@ def _load_tiny_imagenet(
         splits[part] = Split(images[start:end], numbers, [entry.member for entry in members])
         start = end
     preprocess = Preprocess(size, 3, fit, KNOWN[name].mean, KNOWN[name].std)
-    return Dataset(name, tuple(classes), splits["train"], splits["val"], splits["test"], preprocess, (note,))
+    return Dataset(
+        name,
+        tuple(classes),
+        splits["train"],
+        splits["val"],
+        splits["test"],
+        preprocess,
+        (note,),
+        given_test=splits.get(GIVEN_TEST),
+    )
 
 
 class Member(NamedTuple):

@@ -10,6 +10,7 @@ from smallvit.data.dataset import Dataset, Fit
 from smallvit.data.embedded import NAME, load_embedded
 from smallvit.data.folder import load_folder
 from smallvit.data.known import KNOWN, load_known
+from smallvit.data.splits import Fold, check_fold
 
 
 def load_data(
@@ -22,6 +23,7 @@ def load_data(
     cache_dir: str | Path | None = None,
     labels: str | Path | None = None,
     group: str | None = None,
+    fold: Fold | None = None,
 ) -> Dataset:
     """A data set by its name, from a folder of images or from an `.npz` file.
 
@@ -38,12 +40,16 @@ def load_data(
         labels: A table of the images in a folder, a CSV file with the columns file and label and perhaps split and
             group; without it labels.csv or metadata.csv in the folder, if that has no class folders.
         group: The column of the table whose groups are not torn apart by a split, if it is not "group".
+        fold: (2, 5) is the second of five folds of all images but those of a test split of the source: the fold is the
+            test split, and validation images are taken from the others. The source's own become `given_test`.
     """
     size = (image_size, image_size) if isinstance(image_size, int) else image_size
     if size is not None and min(size) < 1:
         raise ValueError(f"image_size={image_size} must be at least 1")
     if fit not in get_args(Fit):
         raise ValueError(f"fit={fit!r} must be {' or '.join(map(repr, get_args(Fit)))}")
+    if fold is not None:
+        check_fold(fold)
     cache = Path(cache_dir).expanduser() if cache_dir is not None else user_cache() / "decoded"
 
     kind, path = find_source(source)
@@ -51,15 +57,19 @@ def load_data(
         raise ValueError(f"labels and groups in a table are for a folder of images: {path} has labels of its own")
     match kind, path:
         case "embedded", _:
-            return load_embedded(image_size=size, fit=fit, seed=seed)
+            return load_embedded(image_size=size, fit=fit, seed=seed, fold=fold)
         case "known", name:
             folder = Path(data_dir).expanduser() if data_dir is not None else user_cache() / "data"
-            return load_known(str(name), image_size=size, fit=fit, seed=seed, data_dir=folder, cache_dir=cache)
+            return load_known(
+                str(name), image_size=size, fit=fit, seed=seed, data_dir=folder, cache_dir=cache, fold=fold
+            )
         case "folder", path:
             table = None if labels is None else Path(labels).expanduser()
-            return load_folder(path, image_size=size, fit=fit, seed=seed, cache_dir=cache, labels=table, group=group)
+            return load_folder(
+                path, image_size=size, fit=fit, seed=seed, cache_dir=cache, labels=table, group=group, fold=fold
+            )
         case _, path:
-            return load_npz(path, image_size=size, fit=fit, seed=seed)
+            return load_npz(path, image_size=size, fit=fit, seed=seed, fold=fold)
 
 
 def find_source(source: str | Path | None) -> tuple[Literal["embedded", "known", "folder", "npz"], Path]:

@@ -8,6 +8,8 @@ from jaxtyping import Int, Int64, UInt
 
 VAL_FRACTION = TEST_FRACTION = 0.1
 Contents = Iterable[Hashable]  # a hash of each image
+Fold = tuple[int, int]  # its number, from 1, and how many there are
+GIVEN_TEST = "given test"  # the test images that the data came with, where a fold is the test split
 
 
 class Groups(NamedTuple):
@@ -129,21 +131,105 @@ def _joined(first: Int64[np.ndarray, "n"], groups: Sequence[str]) -> Int64[np.nd
     return np.array([root(i) for i in range(len(parent))], np.int64)
 
 
+def deal_folds(
+    labels: Int[np.ndarray, "n"],
+    classes: Sequence[str],
+    number: int,
+    seed: int,
+    contents: Contents,
+    groups: Groups | None = None,
+) -> Int64[np.ndarray, "n"]:
+    """The fold of each image, from 1: every class in all folds alike, images of equal content or of one group together.
+
+    The largest blocks are dealt first, each to the fold in which the squares of the classes' shares then grow least.
+    """
+    first = _first_alike(labels, contents)
+    block = first if groups is None else _joined(first, groups.names)
+    for label, name in enumerate(classes):
+        if (found := len(np.unique(block[labels == label]))) < number:
+            what = "different images" if groups is None else f"different images or groups of `{groups.column}`"
+            raise ValueError(
+                f"class {name!r} has {found} {what}, fewer than {number} folds: take fewer folds, or add some"
+            )
+    sizes: dict[int, dict[int, int]] = {}  # images of each class, by the block's number
+    order = np.random.default_rng(seed).permutation(len(labels))
+    for i, label in zip(block[order].tolist(), labels[order].tolist(), strict=True):
+        size = sizes.setdefault(i, {})
+        size[label] = size.get(label, 0) + 1
+
+    total = np.bincount(labels, minlength=len(classes))
+    have, filled = np.zeros((number, len(classes))), np.zeros(number)
+    fold_of = np.zeros(len(labels), np.int64)  # of each block
+    for i, size in sorted(sizes.items(), key=lambda item: (-sum(item[1].values()), min(item[1]))):
+        present, counts = np.array([*size]), np.array([*size.values()])
+        share = (have[:, present] / total[present]) @ counts
+        fold = np.lexsort((filled, share))[0]
+        have[fold, present] += counts
+        filled[fold] += counts.sum()
+        fold_of[i] = fold + 1
+    return fold_of[block]
+
+
+def check_fold(fold: Fold) -> None:
+    which, number = fold
+    if number < 2:
+        raise ValueError(f"{number} fold{'s' * (number != 1)} cannot be trained on and tested: take at least 2")
+    if not 1 <= which <= number:
+        raise ValueError(f"fold {which} of {number} does not exist: they are numbered from 1")
+
+
+def _split_fold(
+    labels: Int[np.ndarray, "n"],
+    classes: Sequence[str],
+    seed: int,
+    contents: Contents,
+    groups: Groups | None,
+    fold: Fold,
+) -> tuple[Int64[np.ndarray, "_"], Int64[np.ndarray, "_"], Int64[np.ndarray, "_"]]:
+    """Indices to train on, to validate on, and of the fold. All folds must be possible, or none is."""
+    check_fold(fold)
+    which, number = fold
+    contents = list(contents)
+    fold_of = deal_folds(labels, classes, number, seed, contents, groups)
+    parts = []
+    for i in range(1, number + 1):
+        rest = np.flatnonzero(fold_of != i)
+        inside = None if groups is None else Groups(groups.column, [groups.names[row] for row in rest.tolist()])
+        try:
+            train, val = stratified(
+                labels[rest], classes, (VAL_FRACTION,), seed, [contents[row] for row in rest], inside
+            )
+        except ValueError as error:
+            raise ValueError(f"without fold {i} of {number}, {error}; or take another number of folds") from None
+        parts.append((rest[train], rest[val], np.flatnonzero(fold_of == i)))
+    return parts[which - 1]
+
+
 def split_rest(
     given: Mapping[str, Int[np.ndarray, "_"]],
     classes: Sequence[str],
     seed: int,
     contents: Contents,
     groups: Groups | None = None,
+    fold: Fold | None = None,
 ) -> tuple[dict[str, tuple[str, Int64[np.ndarray, "_"] | None]], str]:
     """For each split, which given one it comes from and which rows of it (None: all); and a line that says so.
 
-    `contents` tells which images of train are alike, `groups` which of them belong together.
+    `contents` tells which images of train are alike, `groups` which of them belong together. A `fold` of train becomes
+    the test split, and a given one is kept apart.
     """
     rows: dict[str, tuple[str, np.ndarray | None]]
     percent = f"{'about ' * (groups is not None)}{VAL_FRACTION:.0%}".replace("%", " %")
     by = "" if groups is None else f", split by {groups}, none of which is in two splits"
-    if set(given) == {"train"}:
+    if fold is not None:
+        train, val, test = _split_fold(given["train"], classes, seed, contents, groups, fold)
+        rows = {"train": ("train", train), "val": ("train", val), "test": ("train", test)}
+        if "test" in given:
+            rows[GIVEN_TEST] = ("test", None)
+        how = (
+            f"fold {fold[0]} of {fold[1]} to test, {percent} of each class of the others to validate (seed {seed}){by}"
+        )
+    elif set(given) == {"train"}:
         train, val, test = stratified(given["train"], classes, (VAL_FRACTION, TEST_FRACTION), seed, contents, groups)
         rows = {"train": ("train", train), "val": ("train", val)}
         how = f"not split, so {percent} of each class are held out to validate and as many to test (seed {seed}){by}"

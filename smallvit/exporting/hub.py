@@ -11,7 +11,7 @@ from smallvit.common.extras import first_line, need
 from smallvit.common.files import read_json, write_bytes, write_safely
 from smallvit.common.words import did_you_mean
 from smallvit.runs.folder import RESULT, run_folder
-from smallvit.runs.saved import CONFIG, WEIGHTS, Saved, from_pretrained, model_folder
+from smallvit.runs.saved import CONFIG, WEIGHTS, Saved, from_pretrained, load_ensemble, model_folder
 from smallvit.runs.scores import with_interval
 
 CARD = "README.md"
@@ -36,6 +36,8 @@ def push(run: str | Path, repo: str, *, private: bool = False) -> str:
 def load(source: str | Path, *, revision: str | None = None) -> Saved:
     """A trained model: from a run folder, a model folder, or a repository on the Hugging Face hub such as "owner/name".
 
+    The folder of a cross-validation gives the ensemble of its models.
+
     Args:
         source: A folder on this machine is preferred to a repository of the same name.
         revision: Branch, tag or commit of the repository.
@@ -43,7 +45,7 @@ def load(source: str | Path, *, revision: str | None = None) -> Saved:
     names = str(source).split("/")
     on_hub = len(names) == 2 and all(re.fullmatch(r"[\w][\w.-]*", name) for name in names)
     if Path(source).exists() or not on_hub or isinstance(source, Path):
-        return from_pretrained(source)
+        return load_ensemble(source)
     if Path(names[0]).is_dir():  # runs/pets, mistyped
         beside = [path.name for path in Path(names[0]).iterdir()]
         raise ValueError(f"{source}: there is no such folder{did_you_mean(names[1], beside)}")

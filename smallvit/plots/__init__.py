@@ -19,7 +19,7 @@ if TYPE_CHECKING:
         upsampled,
         upscaled,
     )
-    from smallvit.plots.scores import comparison, confusion, curves, reliability
+    from smallvit.plots.scores import comparison, confusion, curves, folds, reliability
     from smallvit.plots.style import save
 
 __all__ = [
@@ -32,6 +32,7 @@ __all__ = [
     "confusion",
     "curves",
     "explanation",
+    "folds",
     "heads",
     "image_grid",
     "layers",

@@ -179,6 +179,25 @@ def comparison(scores: Mapping[str, Sequence[float]]) -> Figure:
     return figure
 
 
+@styled
+def folds(top1: Sequence[float], intervals: Sequence[tuple[float, float]], together: float) -> Figure:
+    """Top-1 accuracy of each fold in percent with its interval, and a line for that of all images."""
+    figure = Figure(figsize=(7.5, 1.1 + 0.36 * len(top1)))
+    axes = figure.subplots()
+    for row, (value, (low, high)) in enumerate(zip(top1, intervals, strict=True)):
+        axes.plot([low, high], [row, row], color=TRAIN)
+        axes.plot(value, row, "o", color=VAL, markersize=6)
+        axes.annotate(f"{value:.1f}", (high, row), (6, 0), textcoords="offset points", va="center", fontsize=8.5)
+    axes.axvline(together, color=INK, linewidth=1, linestyle=(0, (4, 4)), zorder=0)
+    axes.set_title(f"{together:.2f} % of all images right, each by the model of its fold")
+    axes.set_yticks(range(len(top1)), [f"fold {number}" for number in range(1, len(top1) + 1)])
+    axes.set_ylim(len(top1) - 0.5, -0.5)
+    axes.margins(x=0.12)
+    axes.set_xlabel("top-1 in %, with 95 % intervals")
+    axes.grid(axis="x")
+    return figure
+
+
 def _series(rows: Sequence[Mapping[str, float | int | None]], key: str) -> tuple[list[float], list[float]]:
     """(epochs, values) of the rows that have this value; counted from 1 where rows have no epoch."""
     numbered = [({"epoch": i} | dict(row)) for i, row in enumerate(rows, 1)]

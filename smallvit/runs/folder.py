@@ -20,6 +20,7 @@ from smallvit.common.text import shown
 CONFIG, PLAN, RESULT, METRICS = "config.json", "plan.json", "result.json", "metrics.csv"
 MODEL, CHECKPOINTS, LOG, REPORT = "model", "checkpoints", "log.txt", "report.html"
 DAY = 86_400
+FOLDS = "folds.json"  # the results of a cross-validation, beside the run folders of its folds
 CACHE = ".cache"  # of decoded images, beside the run folders
 
 
@@ -27,6 +28,28 @@ def run_folder(path: str | Path) -> Path:
     """The run folder of a model folder, or the path itself."""
     path = Path(path)
     return path.parent if path.name == MODEL else path
+
+
+def fold_folder(folder: Path, number: int) -> Path:
+    return folder / f"fold-{number}"
+
+
+def fold_folders(path: str | Path) -> list[Path]:
+    """The run folders of a cross-validation, finished or not; none if the folder is not that of one."""
+    config = fold_folder(Path(path), 1) / CONFIG
+    number = (read_json(config)["config"].get("folds") or 0) if config.exists() else 0
+    return [fold_folder(Path(path), i) for i in range(1, number + 1)]
+
+
+def finished_folds(path: str | Path) -> list[Path]:
+    """The same; a ValueError if some are not finished."""
+    folders = fold_folders(path)
+    done = sum((folder / RESULT).exists() for folder in folders)
+    if done < len(folders):
+        raise ValueError(
+            f"{path} has {done} of {len(folders)} folds: `smallvit train --resume {path}` trains the others"
+        )
+    return folders
 
 
 def check_name(runs: Path, name: str | None) -> None:

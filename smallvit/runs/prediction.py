@@ -14,8 +14,8 @@ from smallvit.data import Preprocess, find_images
 from smallvit.data.decoding import FORMATS, Source, decode
 from smallvit.layers import Classifier
 from smallvit.runs.answers import UNSURE, Images, Prediction, Unreadable, top_classes
-from smallvit.runs.saved import Saved, from_pretrained
-from smallvit.runs.scores import softmax
+from smallvit.runs.saved import Saved, load_ensemble
+from smallvit.runs.scores import averaged, softmax
 
 
 def make_predict(
@@ -29,12 +29,18 @@ def make_predict(
 
 
 class Predictor:
-    """A trained model for any number of images, compiled for few batch sizes: 1, 4, 16, ... up to `largest`."""
+    """A trained model for any number of images, compiled for few batch sizes: 1, 4, 16, ... up to `largest`.
+
+    Of an ensemble, such as the models of all folds, it gives the mean of the probabilities.
+    """
 
     def __init__(self, model: Saved | str | Path, largest: int = 64) -> None:
-        self.saved = model if isinstance(model, Saved) else from_pretrained(model)
+        self.saved = model if isinstance(model, Saved) else load_ensemble(model)
         self.largest = largest
-        self._predict = jax.jit(make_predict(self.saved.model, self.saved.preprocess))
+        self._predict = [
+            (jax.jit(make_predict(each.model, each.preprocess)), each.variables, np.float32(each.temperature))
+            for each in self.saved.members
+        ]
 
     def decode(self, source: str | Source, formats: Sequence[str] = FORMATS) -> UInt[np.ndarray, "H W c"]:
         """An image file, or its bytes, at the model's size; a ValueError if it cannot be read."""
@@ -43,9 +49,9 @@ class Predictor:
         return decode(source, preprocess.size, preprocess.channels, preprocess.fit, formats, preprocess.depth)
 
     def __call__(self, images: UInt[np.ndarray, "n H W c"]) -> Float[np.ndarray, "n k"]:
-        """The probability of each class, at the model's temperature."""
+        """The probability of each class, at the model's temperature; of an ensemble, the mean."""
         logits = [self._logits(images[start : start + self.largest]) for start in range(0, len(images), self.largest)]
-        return softmax(np.concatenate(logits) / np.float32(self.saved.temperature))
+        return softmax(np.concatenate(logits))
 
     def warm_up(self) -> None:
         """Compiles every batch size in advance."""
@@ -57,7 +63,11 @@ class Predictor:
         size = next(size for size in self._sizes() if size >= len(images))
         padded = np.zeros((size, *images.shape[1:]), images.dtype)
         padded[: len(images)] = images
-        return np.asarray(self._predict(self.saved.variables, padded))[: len(images)]
+        logits = [
+            np.asarray(predict(variables, padded))[: len(images)] / temperature
+            for predict, variables, temperature in self._predict
+        ]
+        return averaged(logits) if len(logits) > 1 else logits[0]
 
     def _sizes(self) -> list[int]:
         return [*(size for size in (1, 4, 16, 64, 256) if size < self.largest), self.largest]
@@ -69,7 +79,7 @@ def predict(
     """The classes of images with their probabilities, as `smallvit predict` prints them.
 
     Args:
-        model: A run folder, or what `smallvit.load` returns.
+        model: A run folder, the folder of a cross-validation, or what `smallvit.load` returns.
         images: Files, folders with everything below them, or patterns such as "photos/*.jpg"; one or several. Or an
             array of images at the model's size, batch x height x width x channels.
         top: How many classes of each image.

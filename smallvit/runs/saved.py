@@ -1,6 +1,6 @@
 """The model folder: `model.safetensors` and `config.json` hold all that is needed to use a model."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from smallvit.layers import Classifier
 from smallvit.registry import create_model
 from smallvit.runs.answers import Images, Prediction
 from smallvit.runs.calibration import UNCALIBRATED, Calibration, Choice
-from smallvit.runs.folder import MODEL
+from smallvit.runs.folder import MODEL, finished_folds, fold_folders
 
 WEIGHTS, CONFIG = "model.safetensors", "config.json"
 
@@ -47,6 +47,11 @@ class Saved:
     preprocess: Preprocess
     spec: Spec
     calibration: Calibration = UNCALIBRATED
+    others: tuple["Saved", ...] = ()  # of an ensemble: its answer is the mean of all probabilities
+
+    @property
+    def members(self) -> tuple["Saved", ...]:
+        return (self, *self.others)
 
     @property
     def temperature(self) -> float:
@@ -61,6 +66,8 @@ class Saved:
 
     def choose_threshold(self, precision: float) -> Choice:
         """The lowest threshold at which predictions are right as often as this, by the run's validation images."""
+        if self.others:
+            raise ValueError("an ensemble has no validation images that none of its models has seen: give a threshold")
         return self.calibration.choose(precision)
 
     @cached_property
@@ -100,12 +107,31 @@ def describe(
 def model_folder(path: str | Path) -> Path:
     """The model folder of a run folder, or the path itself if it is one."""
     folder = Path(path)
+    check_single(folder)
     folder = folder / MODEL if (folder / MODEL / CONFIG).exists() else folder
     if not folder.exists():
         raise ValueError(f"{path}: there is no such folder; give a run folder or its model/")
     if not (folder / CONFIG).exists():
         raise ValueError(f"{path} holds no model: give a run folder, or a folder with {CONFIG} and {WEIGHTS}")
     return folder
+
+
+def check_single(path: Path) -> None:
+    """Raises for an ensemble, where one model is needed."""
+    if folds := fold_folders(path):
+        raise ValueError(f"{path} has the models of {len(folds)} folds, this takes one: give {folds[0]}, for example")
+
+
+def load_ensemble(path: str | Path) -> Saved:
+    """The model of a run or model folder; of a cross-validation, the models of all folds as an ensemble."""
+    folders = finished_folds(path)
+    if not folders:
+        return from_pretrained(path)
+    first, *others = map(from_pretrained, folders)
+    for folder, each in zip(folders[1:], others, strict=True):
+        if (each.classes, each.preprocess.size) != (first.classes, first.preprocess.size):
+            raise ValueError(f"{folder} has other classes or another image size than {folders[0]}: give one of them")
+    return replace(first, others=tuple(others))
 
 
 def from_pretrained(path: str | Path) -> Saved:

@@ -8,7 +8,7 @@ from jaxtyping import Bool, Float, Int, Integer
 
 from smallvit.data import Split, eval_batches
 
-WHICH = {"test": "test", "val": "validation", "train": "labelled"}  # images, in words
+WHICH = {"test": "test", "val": "validation", "train": "labelled", "folds": "out-of-fold"}  # images, in words
 
 
 def split_logits(
@@ -79,6 +79,12 @@ def softmax(logits: Float[np.ndarray, "n k"]) -> Float[np.ndarray, "n k"]:
     """In numpy: jax's would be compiled again for every number of images."""
     powers = np.exp(logits - logits.max(axis=1, keepdims=True))
     return powers / powers.sum(axis=1, keepdims=True)
+
+
+def averaged(logits: Sequence[Float[np.ndarray, "n k"]]) -> Float[np.ndarray, "n k"]:
+    """Logits of the mean of the probabilities that each of these gives."""
+    logs = [each - np.logaddexp.reduce(each, axis=1, keepdims=True) for each in logits]
+    return np.logaddexp.reduce(logs, axis=0) - np.log(np.float32(len(logs)))
 
 
 def score_split(predict: Callable[[np.ndarray], np.ndarray], split: Split, batch_size: int) -> Scores:

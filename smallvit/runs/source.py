@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +11,7 @@ from smallvit.common.files import read_json
 from smallvit.data import Dataset, HeldOut, held_out, load_data
 from smallvit.data.embedded import NAME
 from smallvit.data.known import KNOWN
+from smallvit.data.splits import Fold
 from smallvit.runs.folder import CACHE, CONFIG, PLAN, run_folder
 from smallvit.runs.saved import Saved
 
@@ -25,6 +26,7 @@ class Source:
     cache_dir: Path
     labels: Path | None = None
     group: str | None = None
+    fold: Fold | None = None  # that was held out to test
     all_images: bool = False  # validation was trained on
 
     def is_same(self, source: str | Path) -> bool:
@@ -45,7 +47,8 @@ def source_of(run: str | Path) -> Source | None:
     data_dir, cache_dir = (options[name] and Path(options[name]) for name in ("data_dir", "cache_dir"))
     labels = Path(config["labels"]) if config.get("labels") else None
     cache_dir = cache_dir or Path(options["runs"]) / CACHE
-    others = labels, config.get("group"), config.get("all_images", False)
+    fold = (config["fold"], config["folds"]) if config.get("fold") else None
+    others = labels, config.get("group"), fold, config.get("all_images", False)
     return Source(config["data"], config["split_seed"], data_dir, cache_dir, *others)
 
 
@@ -64,6 +67,7 @@ def own_data(run: str | Path, saved: Saved) -> Dataset:
             cache_dir=source.cache_dir,
             labels=source.labels,
             group=source.group,
+            fold=source.fold,
         )
     except ValueError as error:
         raise ValueError(f"the data that {run} was trained on is not available ({error}): give other data") from None
@@ -74,12 +78,25 @@ def own_data(run: str | Path, saved: Saved) -> Dataset:
 def own_images(run: str | Path, saved: Saved) -> HeldOut:
     """The held-out images of the run's own data; a ValueError if they are not available."""
     data = own_data(run, saved)
-    plan = run_folder(run) / PLAN
     found = held_out(data, saved.classes, saved.preprocess)
-    if plan.exists() and read_json(plan)["data"] != data_digest(data):
-        line = "warning: the data has changed since the training, so these images may have been trained on"
-        return HeldOut(found.name, found.part, found.split, (*found.notes, line))
-    return found
+    return replace(found, notes=(*found.notes, *_changed(run, data)))
+
+
+def given_test(fold: str | Path, saved: Saved) -> HeldOut | None:
+    """The test images that the data of a cross-validation came with, which no fold has seen; None if it has none."""
+    data = own_data(fold, saved)
+    if data.given_test is None:
+        return None
+    found = held_out(replace(data, test=data.given_test), saved.classes, saved.preprocess)
+    line = "the test images that the data came with, which are in none of the folds"
+    return replace(found, notes=(line, *_changed(fold, data)))
+
+
+def _changed(run: str | Path, data: Dataset) -> list[str]:
+    plan = run_folder(run) / PLAN
+    if not plan.exists() or read_json(plan)["data"] == data_digest(data):
+        return []
+    return ["warning: the data has changed since the training, so these images may have been trained on"]
 
 
 def data_digest(data: Dataset) -> str:

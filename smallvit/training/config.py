@@ -229,6 +229,9 @@ class TrainConfig:
     """Column of the table whose groups, such as patients, are never in two splits."""
     all_images: bool = False
     """Train on the validation images too. The weights at the end are kept; figures of validation mean nothing then."""
+    folds: Int = None
+    """Cross-validation: train so many models, each tested on its own part of the images. They are an ensemble."""
+    fold: Annotated[int | None, tyro.conf.Suppress] = None  # of these, from 1, that the run is tested on
     resume: Folder = None
     """Resume this run folder; the result is the same as if it had never stopped."""
     from_scratch: bool = False
@@ -259,6 +262,10 @@ class TrainConfig:
             raise ValueError(f"unknown recipe {self.recipe!r}: there are {', '.join(RECIPES)}")
         if self.init is None and self.in_recipe.freeze == "backbone":
             raise ValueError("freeze=backbone trains only the head, which needs trained weights: give them with --init")
+        if self.folds is not None and self.folds < 2:
+            raise ValueError(f"folds={self.folds} must be at least 2")
+        if self.folds is not None and self.machine.num_processes not in (None, 1):
+            raise ValueError("folds are trained in one process: leave out num_processes, or folds")
         if self.resume is not None:
             given = [each.name for each in fields(self) if getattr(self, each.name) != _default(each)]
             if others := sorted({*given} - {"resume", "from_scratch", "machine"}):
@@ -377,7 +384,8 @@ def from_options(cls: type[Config], data: str | Path | None, options: Mapping[st
     groups = {"": cls, "in_recipe": RecipeOptions, "machine": MachineOptions, "run": RunOptions}
     groups = {group: each for group, each in groups.items() if not group or group in get_type_hints(cls)}
     homes = {name: (group, hint) for group, each in groups.items() for name, hint in get_type_hints(each).items()}
-    homes.pop("own", None)
+    for hidden in ("own", "fold"):
+        homes.pop(hidden, None)
     given: dict[str, dict[str, Any]] = {group: {} for group in groups}
     for name, value in {"data": data, **options}.items():
         name = SHORT.get(name, name)

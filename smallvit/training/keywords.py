@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any, get_type_hints
 
 from smallvit.common.env import use_device
-from smallvit.training import comparison, loop
+from smallvit.runs.folder import fold_folders
+from smallvit.training import comparison, crossvalidation, loop
 from smallvit.training.callbacks import Callback
 from smallvit.training.config import (
     CompareConfig,
@@ -42,11 +43,14 @@ def train(
             `train("photos", minutes=30, flip=False, batch_size=64, fields={"dim": 96})`. An unknown one is an error.
 
     Returns:
-        What result.json holds, and the run folder as `folder`.
+        What result.json holds, and the run folder as `folder`; with `folds`, what folds.json holds.
     """
     config = data if isinstance(data, TrainConfig) else from_options(TrainConfig, data, options)
     use_device(config.machine.device, alone=config.machine.coordinator is None)
-    return loop.train(config, callbacks, Own(loss, optimiser, augment))
+    own = Own(loss, optimiser, augment)
+    if config.folds is not None or (config.resume is not None and fold_folders(config.resume)):
+        return crossvalidation.train_folds(config, callbacks, own)
+    return loop.train(config, callbacks, own)
 
 
 def compare(data: str | Path | CompareConfig | None = None, **options: Any) -> list[dict[str, Any]]:
@@ -68,7 +72,7 @@ def compare(data: str | Path | CompareConfig | None = None, **options: Any) -> l
 def _signature(function: Any, config: type, *groups: type) -> inspect.Signature:
     """What help() and notebooks show: every option by its name."""
     names = {name: hint for each in (config, *groups) for name, hint in get_type_hints(each).items()}
-    hidden = {"data", "own", "in_recipe", "machine", "run"}
+    hidden = {"data", "own", "fold", "in_recipe", "machine", "run"}
     *first, _ = inspect.signature(function).parameters.values()
     options = [
         inspect.Parameter(

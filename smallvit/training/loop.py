@@ -309,6 +309,7 @@ def _load(config: TrainConfig) -> Dataset:
         cache_dir=config.run.cache_dir or config.run.runs / CACHE,
         labels=config.labels,
         group=config.group,
+        fold=(config.fold, config.folds) if config.fold and config.folds else None,
     )
     if config.all_images:
         data = data.with_validation_in_training()

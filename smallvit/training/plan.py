@@ -112,9 +112,10 @@ def make_plan(config: TrainConfig, trainer: Trainer, started: float) -> Plan:
         per_step, per_evaluation = _measure(trainer)
         left = seconds - (time.monotonic() - started) - ending(trainer, per_evaluation)
         if left < per_step:
+            each = "" if config.folds is None else f" for each of the {config.folds} folds"
             raise ValueError(
-                f"{seconds / 60:g} minutes leave no time to train: reading, compiling and the report take "
-                f"{duration(seconds - left)} here, give at least {math.ceil((seconds - left) / 60 + 0.5)} minutes"
+                f"{seconds / 60:g} minutes{each} leave no time to train: reading, compiling and the report take "
+                f"{duration(seconds - left)} here, give at least {math.ceil((seconds - left) / 60 + 0.5)} minutes{each}"
             )
         evaluations = max(min(evaluations, EVALUATING * left / per_evaluation), 1.0)
         epochs = (left - min(evaluations * per_evaluation, EVALUATING * left)) / (per_step * epoch)

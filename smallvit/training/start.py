@@ -17,7 +17,7 @@ from smallvit.layers import Classifier
 from smallvit.ops import pair
 from smallvit.registry import preset
 from smallvit.runs.folder import MODEL
-from smallvit.runs.saved import CONFIG, Saved, from_pretrained
+from smallvit.runs.saved import CONFIG, Saved, check_single, from_pretrained
 from smallvit.training.config import TrainConfig
 
 IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))  # mean and std that most published weights expect
@@ -111,6 +111,7 @@ class Start:
 def read_start(source: str) -> Start:
     """What `--init` names: a run or model folder, a file of weights, `timm:NAME` or `hf:REPO`."""
     path = fetch(source)
+    check_single(path)
     folder = path if path.is_dir() else path.parent
     if path.is_dir() and (folder / MODEL / CONFIG).exists():
         folder = folder / MODEL

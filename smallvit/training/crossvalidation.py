@@ -1,0 +1,192 @@
+"""Cross-validation: a run for each fold, which it is tested on; all answers together, and likely label errors.
+
+A label is doubtful where the model of another part of the images is sure of another class. The ranking by p(label) -
+p(predicted class), the margin, is that of confident learning (https://arxiv.org/abs/1911.00068); docs/training.md has
+what it finds.
+"""
+
+import csv
+import io
+import statistics
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from itertools import chain, count
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from jaxtyping import Float, Int, Int64
+
+from smallvit import plots
+from smallvit.common.errors import Stopped
+from smallvit.common.files import fitting, read_json, write_bytes, write_json
+from smallvit.common.output import lasting_output
+from smallvit.common.text import shown
+from smallvit.data.embedded import NAME
+from smallvit.evaluation import Evaluation, evaluate, evaluate_images, out_of_fold
+from smallvit.plots.images import MOST_MISTAKES
+from smallvit.runs.folder import CACHE, CONFIG, FOLDS, RESULT, check_name, fold_folder, fold_folders
+from smallvit.runs.saved import load_ensemble
+from smallvit.runs.scores import with_interval
+from smallvit.runs.source import given_test
+from smallvit.training.callbacks import Callback
+from smallvit.training.cluster import join
+from smallvit.training.config import TrainConfig
+from smallvit.training.loop import train
+from smallvit.training.own import Own
+from smallvit.training.progress import Reporter
+
+PREDICTIONS, ERRORS = "out-of-fold.csv", "label-errors.csv"
+
+
+@lasting_output()
+def train_folds(
+    config: TrainConfig,
+    callbacks: Iterable[Callback] = (),
+    own: Own = Own(),  # noqa: B008, it is frozen
+) -> dict[str, Any]:
+    """Does what `smallvit train --folds` does; returns what folds.json says and, as `folder`, where it stands."""
+    join(config.machine)
+    if jax.process_count() > 1:
+        raise ValueError("folds are trained in one process: start a single one, or leave out folds")
+    say, callbacks = Reporter(), list(callbacks)
+    if config.resume is None:
+        folder = _new_folder(config)
+        runs = [fold_folder(folder, number) for number in range(1, (config.folds or 0) + 1)]
+    else:
+        folder, runs = config.resume, fold_folders(config.resume)
+        if (folder / FOLDS).exists():
+            raise ValueError(f"{folder} is finished: its results are in {folder / FOLDS}")
+        if config.from_scratch:
+            raise ValueError(f"from_scratch is for a single fold: give it with --resume, such as {runs[0]}")
+        own.check(_first_config(folder).own, folder)
+    for number, run in enumerate(runs, 1):
+        if (run / RESULT).exists():
+            continue
+        say(f"fold {number} of {len(runs)}")
+        try:
+            train(_config_of(config, folder, number), callbacks, own)
+        except Stopped as error:
+            raise type(error)(str(error).replace(str(run), str(folder))) from error
+    result = write_results(folder, runs, say)
+    return {"folder": str(folder), **result}
+
+
+def _new_folder(config: TrainConfig) -> Path:
+    """Its name; it is created with the first fold, so that a user's mistake leaves none behind."""
+    check_name(config.run.runs, config.run.name)
+    data = NAME if config.data is None else Path(config.data).expanduser().resolve().name
+    default = fitting(
+        shown(f"{data.removesuffix('.npz')}-{config.folds}-folds").replace("\N{REPLACEMENT CHARACTER}", "_"), 200
+    )
+    names = chain([default], (f"{default}-{i}" for i in count(2)))
+    return config.run.runs / (config.run.name or next(each for each in names if not (config.run.runs / each).exists()))
+
+
+def _first_config(folder: Path) -> TrainConfig:
+    return TrainConfig.from_json(read_json(fold_folder(folder, 1) / CONFIG)["config"])
+
+
+def _config_of(config: TrainConfig, folder: Path, number: int) -> TrainConfig:
+    """That of a fold. Model, size and augmentation, where the first one chose them, are those of all."""
+    run = fold_folder(folder, number)
+    if (run / CONFIG).exists():
+        return TrainConfig(resume=run, machine=config.machine)
+    if number > 1:
+        begun = _first_config(folder)
+        machine = config.machine.resume(begun.machine)
+        return replace(begun, fold=number, machine=machine, run=replace(begun.run, runs=folder, name=run.name))
+    minutes = config.minutes and config.minutes / (config.folds or 1)
+    cache = config.run.cache_dir or config.run.runs / CACHE
+    return replace(
+        config, fold=1, minutes=minutes, run=replace(config.run, runs=folder, name=run.name, cache_dir=cache)
+    )
+
+
+def write_results(folder: Path, runs: Sequence[Path], say: Reporter) -> dict[str, Any]:
+    """Writes the answers for all images, likely label errors, two pictures and, last, folds.json."""
+    folds = [evaluate(run) for run in runs]
+    together = out_of_fold(folds)
+    probabilities, labels = together.scores.probabilities, together.split.labels
+    numbers = np.repeat(np.arange(1, len(folds) + 1), [len(each.split) for each in folds])
+    doubtful = rank_label_errors(probabilities, labels)
+    _write_rows(folder / PREDICTIONS, together, numbers, np.arange(len(labels)))
+    _write_rows(folder / ERRORS, together, numbers, doubtful)
+    _draw_errors(folder / "label-errors.png", together, doubtful)
+    top1 = [each.scores.top1 for each in folds]
+    plots.save(plots.folds(top1, [each.scores.interval for each in folds], together.scores.top1), folder / "folds.png")
+    saved = load_ensemble(folder)
+    given = given_test(runs[0], saved)
+    ensemble = None if given is None else evaluate_images(saved, given)
+    result = {
+        "folds": [_scores(each) for each in folds],
+        "mean": round(statistics.mean(top1), 3),
+        "standard_deviation": round(statistics.stdev(top1), 3),
+        "out_of_fold": _scores(together),
+        "ensemble_test": ensemble and _scores(ensemble),
+        "label_errors": len(doubtful),
+        "minutes": round(sum(read_json(run / RESULT)["minutes"] for run in runs), 3),
+    }
+    write_json(folder / FOLDS, result)
+
+    for note in together.notes:
+        say(note)
+    for number, each in enumerate(folds, 1):
+        say(f"fold {number}: {with_interval(each.scores.top1, each.scores.interval)} of {len(each.split):,} images")
+    say(f"mean {result['mean']:.2f} %, standard deviation {result['standard_deviation']:.2f}")
+    say(f"out of fold: {with_interval(together.scores.top1, together.scores.interval)} of {len(labels):,} images")
+    if ensemble is not None:
+        accuracy = with_interval(ensemble.scores.top1, ensemble.scores.interval)
+        say(f"the ensemble on the {len(ensemble.split):,} test images that the data came with: {accuracy}")
+    say(f"{len(doubtful):,} labels to check, the most doubtful first, are in {folder / ERRORS}")
+    say(f"the results are in {folder / FOLDS}; `smallvit predict {folder}` takes the ensemble")
+    return result
+
+
+def rank_label_errors(
+    probabilities: Float[np.ndarray, "n k"], labels: Int[np.ndarray, " n"]
+) -> Int64[np.ndarray, " w"]:
+    """The images whose predicted class is not their label, the most likely label errors first."""
+    predicted, rows = probabilities.argmax(axis=1), np.arange(len(labels))
+    margin = probabilities[rows, labels] - probabilities[rows, predicted]
+    wrong = np.flatnonzero(predicted != labels)
+    return wrong[np.argsort(margin[wrong], kind="stable")]
+
+
+def _write_rows(path: Path, evaluation: Evaluation, folds: Int[np.ndarray, " n"], rows: Int[np.ndarray, " w"]) -> None:
+    probabilities, labels = evaluation.scores.probabilities, evaluation.split.labels
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(["file", "label", "predicted_class", "probability", "label_probability", "fold"])
+    for row in map(int, rows):
+        label, predicted = int(labels[row]), int(probabilities[row].argmax())
+        classes = evaluation.classes[label], evaluation.classes[predicted]
+        chances = (f"{probabilities[row, each]:.6f}" for each in (predicted, label))
+        writer.writerow([evaluation.file(row)[0], *classes, *chances, int(folds[row])])
+    write_bytes(path, text.getvalue().encode(errors="surrogateescape"))  # file names may be any bytes
+
+
+def _draw_errors(path: Path, evaluation: Evaluation, doubtful: Int[np.ndarray, " w"]) -> None:
+    first, split = doubtful[:MOST_MISTAKES], evaluation.split
+    probabilities = evaluation.scores.probabilities[first]
+    figure = plots.mistakes(
+        split.images[first],
+        split.labels[first],
+        probabilities.argmax(axis=1),
+        probabilities.max(axis=1),
+        evaluation.classes,
+        [split.names[int(i)] for i in first],
+    )
+    plots.save(figure, path)
+
+
+def _scores(evaluation: Evaluation) -> dict[str, Any]:
+    scores = evaluation.scores
+    return {
+        "top1": round(scores.top1, 3),
+        "interval": [round(bound, 3) for bound in scores.interval],
+        "images": len(evaluation.split),
+        "loss": round(scores.loss, 5),
+        "ece": round(scores.ece, 3),
+    }
