@@ -34,6 +34,7 @@ from smallvit.training.config import MachineOptions
 from smallvit.training.crossvalidation import rank_label_errors
 from tests.runs import assert_same, draw_photos
 
+pytestmark = pytest.mark.xdist_group("folds")
 PLANTED = {"blue/red-3.png", "green/blue-7.png", "red/green-20.png"}  # where they lie, and what they show
 TINY: dict[str, Any] = dict(
     model="vit_tiny_data", fields=dict(dim=16, depth=1, heads=2, mlp_dim=16), image_size=12,
