@@ -8,7 +8,8 @@ from typing import Any, Literal, get_args
 import numpy as np
 from jaxtyping import Array, Float32, Int32, Shaped, UInt8
 
-Fit = Literal["crop", "pad"]
+from smallvit.data.decoding import Fit
+
 Policy = Literal["cifar10", "svhn", "imagenet"]
 
 

@@ -2,7 +2,6 @@
 
 import json
 import math
-import signal
 import threading
 import time
 from collections.abc import Iterator
@@ -43,6 +42,7 @@ from smallvit.training.fitting import fitting_size
 from smallvit.training.mesh import make_mesh
 from smallvit.training.plan import Plan, ending, make_plan
 from smallvit.training.progress import Bar, Board, Reporter
+from smallvit.training.signals import own_signals, watch_signals
 from smallvit.training.step import Metrics, Pace, State
 from smallvit.training.trainer import Trainer
 
@@ -63,11 +63,13 @@ class History:
 
 
 @lasting_output()
+@own_signals()
 def train(config: TrainConfig | None = None) -> dict[str, Any]:
     """Does what `smallvit train` does; returns what result.json says and, as `folder`, where it stands."""
     started = time.monotonic()
     config = config or TrainConfig()
     join(config.machine)
+    stopping = watch_signals(config.resume)
     keep_compiled()
     say = Reporter(quiet=jax.process_index() != 0)
     folder, from_scratch = config.resume, config.from_scratch
@@ -93,6 +95,7 @@ def train(config: TrainConfig | None = None) -> dict[str, Any]:
     if folder is None:  # only now: a user's mistake leaves no folder behind
         default = f"{data.name}-{config.model}"
         folder = Path(agree(lambda: str(create_run(config.run.runs, config.run.name, default, config.to_json()))))
+    stopping.folder = folder
 
     runtime_log = folder / f"runtime-{jax.process_index()}.txt"
     with leaving_together(runtime_log), locked(folder) if jax.process_index() == 0 else nullcontext():
@@ -108,7 +111,7 @@ def train(config: TrainConfig | None = None) -> dict[str, Any]:
             state, history = found[0], History(**found[1])
             say(f"resuming at step {history.step:,} of {plan.steps:,}")
         training = Training(config, folder, trainer, spec, plan, checkpoints, say, started - history.seconds)
-        with _stop_signals() as stopping:
+        with stopping.at_a_step():
             training.run(state, history, stopping)
         result: dict[str, Any] = {"folder": str(folder)}
         if jax.process_index() == 0:
@@ -332,31 +335,3 @@ def _stored_plan(folder: Path, trainer: Trainer) -> Plan | None:
 def _store_plan(folder: Path, plan: Plan) -> None:
     if jax.process_index() == 0:
         write_json(folder / PLAN, plan.to_json())
-
-
-@contextmanager
-def _stop_signals() -> Iterator[threading.Event]:
-    """Ctrl-C and the signals that announce an end set the event, so that the loop ends at a whole step.
-
-    Slurm sends SIGUSR1 if asked to, and SIGTERM; a terminal that closes sends SIGHUP, which `nohup` has ignored. Only a
-    second Ctrl-C interrupts: a scheduler repeats itself while the last state is being written.
-    """
-    event = threading.Event()
-    if threading.current_thread() is not threading.main_thread():
-        yield event
-        return
-
-    def stop(number: int, _: object) -> None:
-        if number == signal.SIGINT and event.is_set():
-            raise KeyboardInterrupt
-        event.set()
-
-    numbers = [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1]
-    if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
-        numbers.append(signal.SIGHUP)
-    handlers = {number: signal.signal(number, stop) for number in numbers}
-    try:
-        yield event
-    finally:
-        for number, handler in handlers.items():
-            signal.signal(number, handler)
