@@ -22,7 +22,7 @@ except ImportError:  # on Windows, where a process has no limits of this kind
 
 ASK = struct.Struct("<Q")  # bytes that follow
 ANSWER = struct.Struct("<BQ")  # what it is, bytes that follow: pixels or words
-PIXELS, BROKEN, LARGE, MEMORY = range(4)
+PIXELS, BROKEN, LARGE, MEMORY, READY = range(5)
 
 BYTES = 16  # of memory that a pixel takes while it is decoded, at most: four of colour and opacity, in copies
 JPEG_BYTES = 8  # they are shrunk on the way, but progressive ones hold all their coefficients
@@ -33,6 +33,7 @@ def main() -> None:
     asked, answered = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # whatever a library prints is no answer
     _limit(options["memory"])
+    _write(answered, READY, b"")
     while len(start := asked.read(ASK.size)) == ASK.size:
         (length,) = ASK.unpack(start)
         _answer(asked.read(length), answered, options)
@@ -47,8 +48,11 @@ def _answer(content: bytes, answered: BinaryIO, options: dict[str, Any]) -> None
     except MemoryError:
         kind, body = MEMORY, b""
     _end()
-    answered.write(ANSWER.pack(kind, len(body)))
-    answered.write(body)
+    _write(answered, kind, body)
+
+
+def _write(answered: BinaryIO, kind: int, body: bytes) -> None:
+    answered.write(ANSWER.pack(kind, len(body)) + body)
     answered.flush()
 
 

@@ -4,7 +4,7 @@ import asyncio
 import base64
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager, closing, suppress
+from contextlib import asynccontextmanager
 from hashlib import sha256
 from importlib.resources import files
 from time import perf_counter
@@ -100,12 +100,14 @@ class _Service:
         self.classes = Batcher(self.predictor, self.computing, largest=self.predictor.largest, room=self.limits.queue)
         self.maps = Batcher(self._explain_each, self.computing, largest=1, room=self.limits.explain_queue)
         self.decoders = Decoders(self.limits, self.predictor.saved.preprocess)
-        with closing(self.decoders):
-            self.decoders.start()
+        try:
+            starting = asyncio.create_task(self.decoders.start())
             await loop.run_in_executor(self.computing, self._warm_up)
-            await self._warm_decoders()
+            await starting
             workers = [asyncio.create_task(batcher.work()) for batcher in (self.classes, self.maps)]
             yield
+        finally:
+            await self.decoders.close()
         for worker in workers:
             worker.cancel()
         await asyncio.gather(*workers, return_exceptions=True)
@@ -116,11 +118,6 @@ class _Service:
         preprocess = self.predictor.saved.preprocess
         black = np.zeros((1, *preprocess.size, preprocess.channels), np.uint8)
         self._explain_each(black)
-
-    async def _warm_decoders(self) -> None:
-        image = png(np.zeros((1, 1, 3), np.uint8))
-        with suppress(Refused):  # of a model of other images than files can hold
-            await asyncio.gather(*(self.decoders("the first image", image) for _ in range(self.limits.decoders)))
 
     def _explain_each(self, images: UInt8[np.ndarray, "n H W c"]) -> list[Maps]:
         return [explain(self.predictor.saved, image) for image in images]

@@ -3,11 +3,8 @@
 import asyncio
 import json
 import os
-import subprocess
 import sys
-import threading
-from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from asyncio.subprocess import PIPE, Process
 from contextlib import suppress
 from typing import Any
 
@@ -15,10 +12,11 @@ import numpy as np
 from jaxtyping import UInt8
 
 from smallvit.data import Preprocess
-from smallvit.data.worker import ANSWER, ASK, BROKEN, BYTES, LARGE, MEMORY
+from smallvit.data.worker import ANSWER, ASK, BROKEN, BYTES, LARGE, MEMORY, READY
 from smallvit.serving.limits import Limits, Refused
 
 KINDS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF")  # the usual ones: each further parser is one more to trust
+START_SECONDS = 60  # until a process has imported what it needs, on a busy machine
 # One thread, since numpy reserves memory for each; and what Pillow frees goes back to the system at once.
 _SMALL = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "MALLOC_MMAP_THRESHOLD_": str(2**20)}
 
@@ -32,27 +30,27 @@ class Decoders:
         options = {**preprocess.to_json(), "kinds": KINDS, "pixels": limits.pixels, "seconds": limits.decode_seconds}
         usual = {**options, "large": min(limits.large, most), "memory": min(limits.large, most) + around}
         self._shape = (*preprocess.size, preprocess.channels)
-        self._usual = _Pool([_Worker(usual) for _ in range(limits.decoders)])
-        self._for_large = _Pool([_Worker({**options, "large": most, "memory": most + around})])
+        self._usual = _Pool(usual, limits.decoders)
+        self._for_large = _Pool({**options, "large": most, "memory": most + around}, 1)
+
+    @property
+    def workers(self) -> list["_Worker"]:
+        return [*self._usual.workers, *self._for_large.workers]
 
     @property
     def replaced(self) -> int:
-        return sum(worker.replaced for pool in (self._usual, self._for_large) for worker in pool.workers)
+        return sum(max(worker.started - 1, 0) for worker in self.workers)
 
     @property
     def processes(self) -> list[int]:
         """Those for usual images first; the one for large images from the first of these on."""
-        workers = [*self._usual.workers, *self._for_large.workers]
-        return [worker.process.pid for worker in workers if worker.process is not None]
+        return [worker.process.pid for worker in self.workers if worker.process is not None]
 
-    def start(self) -> None:
-        """They come up while others do something else."""
-        for worker in self._usual.workers:
-            worker.start()
+    async def start(self) -> None:
+        await asyncio.gather(*(worker.start() for worker in self._usual.workers))
 
-    def close(self) -> None:
-        for pool in (self._usual, self._for_large):
-            pool.close()
+    async def close(self) -> None:
+        await asyncio.gather(*(worker.close() for worker in self.workers))
 
     async def __call__(self, name: str, content: bytes) -> UInt8[np.ndarray, "H W c"]:
         kind, body = await self._ask(self._usual, name, content)
@@ -83,36 +81,31 @@ class Decoders:
 
 
 class _Pool:
-    """Processes that take turns; each is talked to by a thread, which waits for its answer."""
+    """Processes that take turns."""
 
-    def __init__(self, workers: Sequence["_Worker"]) -> None:
-        self.workers = workers
-        self._threads = ThreadPoolExecutor(len(workers), thread_name_prefix="decode")
+    def __init__(self, options: dict[str, Any], number: int) -> None:
+        self.workers = [_Worker(options) for _ in range(number)]
         self._idle: asyncio.Queue[_Worker] = asyncio.Queue()
-        for worker in workers:
+        for worker in self.workers:
             self._idle.put_nowait(worker)
+        self._asking: set[asyncio.Task[Any]] = set()
 
     async def ask(self, content: bytes, seconds: float) -> tuple[int, bytes]:
         """A TimeoutError after so many seconds of decoding, and a ChildProcessError if the process died of it."""
-        loop = asyncio.get_running_loop()
         worker = await self._idle.get()
-        deadline = loop.call_later(seconds, worker.give_up)
 
-        def done(answer: asyncio.Future[Any]) -> None:
-            deadline.cancel()
-            if not answer.cancelled():
-                answer.exception()  # which nobody may be left to ask for
+        # A request that is given up does not end what it began, which would cost a process: that has its own deadline.
+        task = asyncio.create_task(worker.ask(content, seconds))
+        self._asking.add(task)
+
+        def done(task: asyncio.Task[Any]) -> None:
+            self._asking.discard(task)
             self._idle.put_nowait(worker)
+            if not task.cancelled():
+                task.exception()  # which nobody may be left to ask for
 
-        # A request that is given up does not end what it began: that has its own deadline.
-        answer = loop.run_in_executor(self._threads, worker.ask, content)
-        answer.add_done_callback(done)
-        return await asyncio.shield(answer)
-
-    def close(self) -> None:
-        for worker in self.workers:
-            worker.close()
-        self._threads.shutdown(wait=True, cancel_futures=True)
+        task.add_done_callback(done)
+        return await asyncio.shield(task)
 
 
 class _Worker:
@@ -121,76 +114,62 @@ class _Worker:
         # It imports from where this process does.
         self._env = {**os.environ, **_SMALL, "PYTHONPATH": os.pathsep.join(entry or os.getcwd() for entry in sys.path)}
         self._env.pop("GLIBC_TUNABLES", None)
-        self._lock, self._given_up, self._closed = threading.Lock(), False, False
-        self.process: subprocess.Popen[bytes] | None = None
-        self.replaced = 0
+        self._closed = False
+        self.process: Process | None = None
+        self.started = 0
 
-    def start(self) -> None:
-        with self._lock:
-            if self._closed or (self.process is not None and self.process.poll() is None):
-                return
-            if self.process is not None:
-                self._reap(self.process)
-                self.replaced += 1
-            # In a session of its own: a Ctrl-C is for the server, which tells it to end by closing the pipe.
-            self.process = subprocess.Popen(
-                self._command,
-                env=self._env,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                start_new_session=True,
-            )
-
-    def ask(self, content: bytes) -> tuple[int, bytes]:
-        self.start()
-        process = self.process
-        if process is None:
+    async def start(self) -> Process:
+        """A process that is ready, the one from before if it lives."""
+        if self._closed:
             raise ChildProcessError("the server is ending")
-        self._given_up = False
+        if self.process is not None and self.process.returncode is None:
+            return self.process
+        self.started += 1
+        # In a session of its own: a Ctrl-C is for the server. The pipe closes when that ends, however it ends.
+        self.process = process = await asyncio.create_subprocess_exec(
+            *self._command, env=self._env, stdin=PIPE, stdout=PIPE, start_new_session=True
+        )
+        with suppress(TimeoutError, asyncio.IncompleteReadError):
+            async with asyncio.timeout(START_SECONDS):
+                if (await _answer(process))[0] == READY:
+                    return process
+        await _end(process)
+        raise ChildProcessError(f"a process to decode it did not start ({process.returncode})")
+
+    async def ask(self, content: bytes, seconds: float) -> tuple[int, bytes]:
+        process = await self.start()
         assert process.stdin is not None
-        assert process.stdout is not None
         try:
-            process.stdin.write(ASK.pack(len(content)))
-            process.stdin.write(content)
-            process.stdin.flush()
-            kind, length = ANSWER.unpack(_exactly(process.stdout, ANSWER.size))
-            return kind, _exactly(process.stdout, length)
-        except (OSError, EOFError, ValueError):  # ValueError: it was closed
-            process.kill()
-            code = process.wait()
-            if self._given_up:
-                raise TimeoutError from None
+            async with asyncio.timeout(seconds):
+                process.stdin.writelines((ASK.pack(len(content)), content))
+                await process.stdin.drain()
+                return await _answer(process)
+        except TimeoutError:
+            await _end(process)
+            raise
+        except (OSError, asyncio.IncompleteReadError):
+            with suppress(TimeoutError):  # it is ending by itself
+                async with asyncio.timeout(1):
+                    await process.wait()
+            await _end(process)
+            code = process.returncode or 0
             died = f"by signal {-code}" if code < 0 else f"with code {code}"
             raise ChildProcessError(f"the process that decoded it ended {died}") from None
-        finally:
-            if process.poll() is not None:
-                self.start()
 
-    def give_up(self) -> None:
-        self._given_up = True
-        self._kill()
-
-    def close(self) -> None:
-        with self._lock:
-            self._closed = True
-        self._kill()
+    async def close(self) -> None:
+        self._closed = True
         if self.process is not None:
-            self._reap(self.process)
-
-    def _kill(self) -> None:
-        if self.process is not None:
-            self.process.kill()
-
-    def _reap(self, process: subprocess.Popen[bytes]) -> None:
-        process.wait()
-        for pipe in (process.stdin, process.stdout):
-            if pipe is not None:
-                with suppress(OSError):
-                    pipe.close()
+            await _end(self.process)
 
 
-def _exactly(pipe: Any, length: int) -> bytes:
-    content = pipe.read(length)
-    if len(content) < length:
-        raise EOFError
-    return content
+async def _answer(process: Process) -> tuple[int, bytes]:
+    assert process.stdout is not None
+    kind, length = ANSWER.unpack(await process.stdout.readexactly(ANSWER.size))
+    return kind, await process.stdout.readexactly(length)
+
+
+async def _end(process: Process) -> None:
+    if process.returncode is None:
+        with suppress(ProcessLookupError):
+            process.kill()
+    await process.wait()
