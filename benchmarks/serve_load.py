@@ -77,15 +77,28 @@ def failures(answers: list[Answer]) -> Counter[tuple[str, int]]:
     return Counter((answer.kind, answer.status) for answer in answers if answer.status != MIX[answer.kind][1])
 
 
-def memory(process: int, name: str = "VmRSS") -> float:
-    """In megabytes, as Linux counts it."""
-    lines = Path(f"/proc/{process}/status").read_text().splitlines()
-    return next(int(line.split()[1]) / 1024 for line in lines if line.startswith(name))
+def family(process: int) -> list[int]:
+    """The server and the processes that decode for it."""
+    threads = Path(f"/proc/{process}/task").glob("*/children")  # each lists those that it started
+    return [process, *(int(child) for thread in threads for child in thread.read_text().split())]
+
+
+def memory(process: int, name: str = "Pss") -> float:
+    """In megabytes, as Linux counts it, of all of them; what they share is counted once."""
+    total = 0.0
+    for each in family(process):
+        with suppress(OSError):  # one may have been replaced by now
+            lines = Path(f"/proc/{each}/smaps_rollup" if name == "Pss" else f"/proc/{each}/status").read_text()
+            total += next(int(line.split()[1]) / 1024 for line in lines.splitlines() if line.startswith(f"{name}:"))
+    return total
 
 
 def cpu_seconds(process: int) -> float:
-    fields = Path(f"/proc/{process}/stat").read_text().rsplit(")", 1)[1].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    total = 0.0
+    for each in family(process):
+        fields = Path(f"/proc/{each}/stat").read_text().rsplit(")", 1)[1].split()
+        total += (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    return total
 
 
 def bombs() -> list[bytes]:

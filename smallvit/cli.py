@@ -158,6 +158,7 @@ def serve(
     images: int = 64,
     queue: int = 512,
     seconds: float = 30,
+    decoders: int = 2,
     token: Text = None,
     allow_host: tuple[str, ...] = (),
     device: Device = None,
@@ -173,6 +174,7 @@ def serve(
         images: Maximum number of images per request.
         queue: Maximum number of images waiting for an answer.
         seconds: Timeout of an upload, and of an answer, in seconds.
+        decoders: Processes that decode images; one more decodes large images.
         token: Token that requests must send; generated and printed if other machines can connect.
         allow_host: Other host names accepted in requests, such as that of a reverse proxy.
         device: Kind of device to compute on.
@@ -184,7 +186,14 @@ def serve(
 
     _prepare(device)
     upload = int(upload_mb * 2**20) if isfinite(upload_mb) else 0
-    limits = Limits(upload=upload, memory=max(8 * upload, 1), images=images, queue=queue, seconds=seconds)
+    limits = Limits(
+        upload=upload,
+        memory=max(8 * upload, 1),
+        images=images,
+        queue=queue,
+        seconds=seconds,
+        decoders=decoders,
+    )
     serve_model(run, host=host, port=port, examples=examples, limits=limits, token=token, hosts=allow_host)
 
 

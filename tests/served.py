@@ -59,7 +59,9 @@ BROKEN = {
 
 
 @contextmanager
-def serving(run: Path, *args: object, env: Mapping[str, str] = os.environ) -> Iterator[tuple[str, int]]:
+def started(
+    run: Path, *args: object, env: Mapping[str, str] = os.environ
+) -> Iterator[tuple[str, subprocess.Popen[str]]]:
     """The command itself, on a free port: its address and its process."""
     command = [sys.executable, "-m", "smallvit", "serve", str(run), "--port", "0", *map(str, args)]
     with subprocess.Popen(command, env=env, stdout=subprocess.PIPE, text=True) as process:
@@ -67,15 +69,18 @@ def serving(run: Path, *args: object, env: Mapping[str, str] = os.environ) -> It
         try:
             lines = [process.stdout.readline() for _ in range(2)]
             assert lines[1].endswith(" is ready; Ctrl-C ends it\n"), lines
-            yield lines[1].split()[0], process.pid
+            yield lines[1].split()[0], process
         finally:
-            process.send_signal(signal.SIGINT)
-            try:
-                process.wait(20)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                raise
-    assert process.returncode == 0
+            process.kill()
+
+
+@contextmanager
+def serving(run: Path, *args: object, env: Mapping[str, str] = os.environ) -> Iterator[tuple[str, int]]:
+    """As `started`, ended by Ctrl-C."""
+    with started(run, *args, env=env) as (address, process):
+        yield address, process.pid
+        process.send_signal(signal.SIGINT)
+        assert process.wait(20) == 0
 
 
 def drop(page: Any, content: bytes, event: str = "drop") -> None:

@@ -1,6 +1,5 @@
 """The server lets nobody lock others out, and answers only those who may ask."""
 
-import asyncio
 import io
 import signal
 import socket
@@ -23,7 +22,6 @@ from smallvit import __main__
 from smallvit.data import decode
 from smallvit.runs.prediction import Predictor
 from smallvit.serving import Limits, make_app
-from smallvit.serving.batching import Budget
 from smallvit.serving.connections import limited
 from smallvit.serving.guard import LOOPBACK
 from smallvit.serving.server import _is_loopback, _Server
@@ -167,59 +165,6 @@ def test_16_bits_take_little_more_than_the_image():
     np.testing.assert_array_equal(small[..., 0], np.round(pixels / 65535 * 255).astype(np.uint8))
 
 
-def test_a_budget_is_never_exceeded_and_small_ones_pass():
-    async def run() -> tuple[int, list[str]]:
-        budget, most, done = Budget(1600), 0, []
-
-        async def one(name: str, number: int, seconds: float) -> None:
-            nonlocal most
-            async with budget.take(number):
-                most = max(most, budget.taken)
-                await asyncio.sleep(seconds)
-                done.append(name)
-
-        large = [asyncio.create_task(one("large", 1200, 0.03)) for _ in range(5)]
-        await asyncio.sleep(0.001)
-        await one("small", 10, 0.001)
-        await asyncio.gather(*large)
-        assert budget.taken == 0
-        return most, done
-
-    most, done = asyncio.run(run())
-    assert most <= 1600 + 10
-    assert done[0] == "small"
-
-
-def test_large_images_do_not_keep_small_ones_waiting(predictor: Predictor, monkeypatch: pytest.MonkeyPatch):
-    """Each large one takes long; with all of them under way a small one is answered at once."""
-    decode_one, held = predictor.decode, threading.Event()
-
-    def slow(source: io.BytesIO, formats: tuple[str, ...]) -> np.ndarray:
-        if source.getbuffer().nbytes > 5000:
-            held.wait(5)
-        return decode_one(source, formats)
-
-    monkeypatch.setattr(predictor, "decode", slow)
-    with TestClient(make_app(predictor, Limits(large=16 * 30 * 30, large_queue=3))) as client:
-        statuses: list[int] = []
-
-        def send() -> None:
-            statuses.append(client.post("/predict", content=photo(size=(60, 60)), headers=IMAGE).status_code)
-
-        others = [threading.Thread(target=send) for _ in range(8)]
-        for other in others:
-            other.start()
-        time.sleep(0.2)
-        begun = time.monotonic()
-        assert client.post("/predict", content=photo(), headers=IMAGE).status_code == 200
-        assert time.monotonic() - begun < 2
-        held.set()
-        for other in others:
-            other.join()
-        assert sorted(statuses) == [200] * 3 + [503] * 5
-        assert client.app.state.service.large == client.app.state.service.budget.taken == 0  # type: ignore[attr-defined]
-
-
 @contextmanager
 def listening(predictor: Predictor, limits: Limits) -> Iterator[tuple[tuple[str, int], _Server]]:
     with closing(socket.create_server(("127.0.0.1", 0))) as bound:
@@ -227,6 +172,7 @@ def listening(predictor: Predictor, limits: Limits) -> Iterator[tuple[tuple[str,
             make_app(predictor, limits),
             http=limited(limits),
             ws="none",
+            loop="asyncio",
             lifespan="on",
             log_level="critical",
             timeout_graceful_shutdown=1,

@@ -164,6 +164,41 @@ def test_stopping_politely_damage_and_going_on(reference: Path, photos: Path, en
     assert_same(folder, reference)
 
 
+STOPS: dict[str, tuple[Callable[[Path], bool], str]] = {
+    "while it compiles": (lambda folder: True, "stopped before there was a run folder: start it again"),
+    "in pictures and report": (lambda folder: (folder / "confusion.png").exists(), "stopped after the last step: "),
+}
+
+
+@pytest.mark.xdist_group("train_run")
+@pytest.mark.parametrize("moment", STOPS)
+def test_a_signal_before_or_after_the_steps(
+    moment: str, reference: Path, photos: Path, env: dict[str, str], tmp_path: Path
+):
+    condition, message = STOPS[moment]
+    args = [photos, *QUICK, "--runs", tmp_path, "--name", "stopped", "--image-size", 12]
+    folder = tmp_path / "stopped"
+    with subprocess.Popen(command(*args), env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as run:
+        assert run.stdout is not None
+        run.stdout.readline()  # what it has read
+        while not condition(folder):
+            assert run.poll() is None
+            time.sleep(0.001)
+        run.send_signal(signal.SIGTERM)
+        _, printed = run.communicate(timeout=200)
+    assert run.returncode == 75, printed
+    *_, line = printed.splitlines()  # after those on reading
+    assert "Traceback" not in printed
+    assert line.startswith(f"smallvit: {message}")
+    assert not (folder / "result.json").exists()
+
+    if folder.exists():
+        assert f"smallvit train --resume {folder}" in line
+        again = subprocess.run(command("--resume", folder), env=env, capture_output=True, text=True, timeout=300)
+        assert again.returncode == 0, again.stderr
+        assert_same(folder, reference)
+
+
 def losses(folder: Path) -> np.ndarray:
     with (folder / "metrics.csv").open() as file:
         return np.array([[float(row["train_loss"]), float(row["val_loss"])] for row in csv.DictReader(file)])

@@ -1,11 +1,16 @@
 """Sources of images (a folder, arrays, known sets) and what they become; the order of the batches."""
 
-from smallvit.data.batches import batch_indices, eval_batches, order
-from smallvit.data.dataset import Dataset, Fit, Preprocess, Split
-from smallvit.data.decoding import decode
-from smallvit.data.find import find_images
-from smallvit.data.labelled import HeldOut, held_out, load_held_out
-from smallvit.data.load import load_data
+from typing import TYPE_CHECKING
+
+from smallvit.common.lazy import lazy
+
+if TYPE_CHECKING:
+    from smallvit.data.batches import batch_indices, eval_batches, order
+    from smallvit.data.dataset import Dataset, Fit, Preprocess, Split
+    from smallvit.data.decoding import decode
+    from smallvit.data.find import find_images
+    from smallvit.data.labelled import HeldOut, held_out, load_held_out
+    from smallvit.data.load import load_data
 
 __all__ = [
     "Dataset",
@@ -22,3 +27,4 @@ __all__ = [
     "load_held_out",
     "order",
 ]
+__getattr__, __dir__ = lazy(__name__, __file__)

@@ -1,13 +1,15 @@
 """What every source becomes: images, labels and class names in three splits, and how a file becomes an image."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 from jaxtyping import Array, Float32, Int32, Shaped, UInt
 
-Fit = Literal["crop", "pad"]
+from smallvit.data.decoding import Fit
+
 Policy = Literal["cifar10", "svhn", "imagenet"]
 
 
@@ -66,15 +68,27 @@ class Preprocess:
         names = [field.name for field in fields(cls)]
         if sorted({**stored, "depth": 8}) != sorted(names):
             raise ValueError(f"a stored preprocessing has the fields {', '.join(names)}, not {', '.join(stored)}")
-        height, width = stored["size"]
-        return cls(
-            (int(height), int(width)),
-            int(stored["channels"]),
-            stored["fit"],
-            tuple(map(float, stored["mean"])),
-            tuple(map(float, stored["std"])),
-            int(stored.get("depth", 8)),
-        )
+        size, channels, fit, mean, std, depth = ({"depth": 8, **stored}[name] for name in names)
+        if not (_is_list(size, int, 2) and all(1 <= side <= 4096 for side in size)):
+            raise ValueError(f"size={size!r:.60} must be height and width, from 1 to 4096")
+        if not (_is_list([channels], int, 1) and 1 <= channels <= 64):
+            raise ValueError(f"channels={channels!r:.60} must be a number from 1 to 64")
+        if fit not in get_args(Fit):
+            raise ValueError(f"fit={fit!r:.60} must be one of {', '.join(get_args(Fit))}")
+        for name, values in (("mean", mean), ("std", std)):
+            if not (_is_list(values, int | float, channels) and all(abs(value) < math.inf for value in values)):
+                raise ValueError(f"{name}={values!r:.60} must be a finite number for each channel ({channels})")
+        if min(std) <= 0:
+            raise ValueError(f"std={std!r:.60} must be above 0")
+        if depth not in (8, 16):
+            raise ValueError(f"depth={depth!r:.60} must be 8 or 16")
+        return cls((size[0], size[1]), channels, fit, tuple(map(float, mean)), tuple(map(float, std)), depth)
+
+
+def _is_list(values: Any, kind: Any, number: int) -> bool:
+    """Whether it is a list of so many values of a kind; True is no number."""
+    right = isinstance(values, list | tuple) and len(values) == number
+    return right and all(isinstance(value, kind) and not isinstance(value, bool) for value in values)
 
 
 @dataclass(frozen=True)

@@ -5,13 +5,11 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import Literal, NamedTuple, TypeVar
 
 import numpy as np
 from jaxtyping import Float32, UInt, UInt8, UInt16
 from PIL import Image, ImageOps, UnidentifiedImageError
-
-from smallvit.data.dataset import Fit
 
 MAX_FRAMES = 64  # of a stack that are taken for channels
 MAX_PIXELS = 89_478_485  # where Pillow starts to suspect a decompression bomb
@@ -23,6 +21,7 @@ FORMATS = sorted(set(Image.OPEN) - set(_NOT_READ), key=lambda kind: (kind not in
 SUFFIXES = {suffix for suffix, kind in Image.registered_extensions().items() if kind in FORMATS}
 _ORIENTATION = 0x0112
 
+Fit = Literal["crop", "pad"]
 Source = Path | io.BytesIO | io.BufferedReader
 _T = TypeVar("_T")
 

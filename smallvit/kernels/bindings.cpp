@@ -620,9 +620,11 @@ ffi::Error fold(ffi::ThreadPool pool, ffi::AnyBuffer dy, ffi::Result<ffi::AnyBuf
     task.from = dy.untyped_data();
     task.to = dx->untyped_data();
     const Kernels& kernels = kernels_for(dy);
-    over_rows(pool, task.batch * task.height, task.width * task.channels, [&](int64_t from, int64_t to) {
-      const Floats scratch(kernels.fold_scratch(task));
-      kernels.fold(task, from, to, scratch.data());
+    const int64_t rows = task.batch * task.height, step = rows_per_part(rows, task.width * task.channels);
+    const int64_t size = Floats::aligned(kernels.fold_scratch(task));
+    const Floats scratch(size * workers(pool, count(rows, step)));
+    share_out(pool, count(rows, step), [&](int64_t part, int64_t worker) {
+      kernels.fold(task, part * step, std::min(rows, (part + 1) * step), scratch.data() + worker * size);
     });
   });
 }

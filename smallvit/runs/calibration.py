@@ -69,11 +69,17 @@ class Calibration:
     @classmethod
     def from_json(cls, stored: Mapping[str, Any]) -> "Calibration":
         """Of what config.json holds; models of older versions have no calibration."""
-        temperature, validation = float(stored.get("temperature", 1.0)), stored.get("validation", {})
-        if not 0 < temperature < float("inf"):
-            raise ValueError(f"temperature={temperature:g} must be a positive number")
-        rows = tuple((float(at), int(kept), int(right)) for at, kept, right in validation.get("thresholds", ()))
-        return cls(temperature, int(validation.get("images", 0)), rows)
+        temperature, validation = stored.get("temperature", 1.0), stored.get("validation", {})
+        if not (isinstance(temperature, int | float) and 0 < temperature < float("inf")):
+            raise ValueError(f"temperature={temperature!r:.60} must be a positive number")
+        try:
+            images = int(validation.get("images", 0))
+            rows = tuple((float(at), int(kept), int(right)) for at, kept, right in validation.get("thresholds", ()))
+        except (TypeError, ValueError, AttributeError, OverflowError):
+            raise ValueError("validation must have images, and thresholds with two numbers of images each") from None
+        if not all(0 <= at <= 1 and 0 <= right <= kept <= images for at, kept, right in rows):
+            raise ValueError(f"validation has a threshold that cannot be of {images} images")
+        return cls(float(temperature), images, rows)
 
 
 UNCALIBRATED = Calibration()

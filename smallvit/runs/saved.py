@@ -9,9 +9,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import PyTree
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.numpy import load_file, save
 
+from smallvit.common.extras import first_line
 from smallvit.common.files import read_json, write_bytes, write_json
 from smallvit.common.paths import by_path, nested
 from smallvit.data import Preprocess
@@ -19,9 +20,11 @@ from smallvit.layers import Classifier
 from smallvit.registry import create_model
 from smallvit.runs.answers import Images, Prediction
 from smallvit.runs.calibration import UNCALIBRATED, Calibration, Choice
+from smallvit.runs.checks import check_config, check_count, check_weights
 from smallvit.runs.folder import MODEL, finished_folds, fold_folders
 
 WEIGHTS, CONFIG = "model.safetensors", "config.json"
+LARGEST_CONFIG = 32 * 2**20  # bytes: 100,000 classes with long names
 
 
 @dataclass(frozen=True)
@@ -137,22 +140,45 @@ def load_ensemble(path: str | Path) -> Saved:
 def from_pretrained(path: str | Path) -> Saved:
     """The model of a run folder or of a model folder, with its weights, class names and preprocessing."""
     folder = model_folder(path)
+    if (folder / CONFIG).stat().st_size > LARGEST_CONFIG:
+        raise ValueError(f"{folder / CONFIG} has more than {LARGEST_CONFIG:,} bytes: it was not written by smallvit")
     config = read_json(folder / CONFIG)
-    if config.get("format") != "smallvit":
+    if not isinstance(config, dict) or config.get("format") != "smallvit":
         raise ValueError(f"{folder / CONFIG} was not written by smallvit: give a run folder or its model/")
-    spec = Spec(**{**config["model"], "image_size": tuple(config["model"]["image_size"])})
-    model = spec.create()
-    preprocess = Preprocess.from_json(config["preprocess"])
-    image = jnp.zeros((1, *preprocess.size, preprocess.channels), jnp.float32)
-    wanted = by_path(jax.eval_shape(model.init, jax.random.key(0), image))
     try:
-        arrays = load_file(folder / WEIGHTS)
+        check_config(config)
+        preprocess = Preprocess.from_json(config["preprocess"])
+        calibration = Calibration.from_json(config)
+        spec = Spec(**{**config["model"], "image_size": tuple(config["model"]["image_size"])})
+    except ValueError as error:
+        raise ValueError(f"{folder / CONFIG} cannot be used: {error}") from None
+    try:
+        with safe_open(folder / WEIGHTS, "numpy") as file:  # reads names and shapes alone
+            given = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
     except (OSError, SafetensorError) as error:
         raise ValueError(f"{folder / WEIGHTS} cannot be read ({error})") from None
-    if {path: leaf.shape for path, leaf in wanted.items()} != {path: array.shape for path, array in arrays.items()}:
-        raise ValueError(f"{folder / WEIGHTS} does not fit the model that {CONFIG} beside it describes")
     try:
-        calibration = Calibration.from_json(config)
-    except (TypeError, ValueError, AttributeError) as error:
-        raise ValueError(f"{folder / CONFIG} has a calibration that cannot be read ({error})") from None
+        check_weights(spec.fields, list(given.values()))
+        model, wanted = _abstract(spec, preprocess)
+        check_count([leaf.shape for leaf in wanted.values()], list(given.values()))
+    except ValueError as error:
+        raise ValueError(f"{folder / CONFIG} cannot be used: {error}") from None
+    misfit = f"{folder / WEIGHTS} does not fit the model that {CONFIG} beside it describes"
+    if {path: leaf.shape for path, leaf in wanted.items()} != given:
+        raise ValueError(misfit)
+    arrays = load_file(folder / WEIGHTS)
+    for name, leaf in wanted.items():
+        if arrays[name].dtype != leaf.dtype:
+            raise ValueError(f"{misfit}: {name} is {arrays[name].dtype}, not {leaf.dtype}")
     return Saved(model, nested(arrays), tuple(config["classes"]), preprocess, spec, calibration)
+
+
+def _abstract(spec: Spec, preprocess: Preprocess) -> tuple[Classifier, dict[str, Any]]:
+    """The model, and the shapes of its variables by their paths; nothing is computed."""
+    image = jax.ShapeDtypeStruct((1, *preprocess.size, preprocess.channels), jnp.float32)
+    try:
+        model = spec.create()
+        return model, by_path(jax.eval_shape(model.init, jax.random.key(0), image))
+    except Exception as error:  # models refuse most combinations that make no sense; others fail in some operation
+        reason = first_line(error) or type(error).__name__
+        raise ValueError(f"no model {spec.name} can be made as it says ({reason})") from None

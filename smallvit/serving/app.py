@@ -2,10 +2,9 @@
 
 import asyncio
 import base64
-import ctypes
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Collection, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager, contextmanager, suppress
+from contextlib import asynccontextmanager
 from hashlib import sha256
 from importlib.resources import files
 from time import perf_counter
@@ -23,19 +22,15 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from smallvit.common.text import shown
-from smallvit.data.decoding import Bounded, header
 from smallvit.runs.prediction import Predictor
-from smallvit.serving.batching import Batcher, Budget
+from smallvit.serving.batching import Batcher
+from smallvit.serving.decoders import Decoders
 from smallvit.serving.examples import Example, png
 from smallvit.serving.guard import Guard
 from smallvit.serving.limits import Limits, Refused
 from smallvit.serving.maps import Maps, explain
 from smallvit.serving.metrics import Metrics
 from smallvit.serving.openapi import describe
-
-KINDS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF")  # the usual ones: each further parser is one more to trust
-BYTES = 16  # of memory that a pixel takes while it is decoded, at most: four of colour and opacity, in copies
-JPEG_BYTES = 8  # they are shrunk on the way, but progressive ones hold all their coefficients
 
 PAGE = (files("smallvit.serving") / "page.html").read_text(encoding="utf-8")
 
@@ -98,24 +93,25 @@ class _Service:
         self.held = 0  # bytes of all uploads
         # One thread computes: two would only share the same cores.
         self.computing = ThreadPoolExecutor(1, thread_name_prefix="compute")
-        self.decoding = ThreadPoolExecutor(limits.decoders, thread_name_prefix="decode")
-        self.decoding_large = ThreadPoolExecutor(1, thread_name_prefix="decode-large")
-        self.budget = Budget(limits.decoding)
-        self.large = 0  # images that wait for that thread, or are in it
 
     @asynccontextmanager
     async def lifespan(self, app: Starlette) -> AsyncIterator[None]:
         loop = asyncio.get_running_loop()
         self.classes = Batcher(self.predictor, self.computing, largest=self.predictor.largest, room=self.limits.queue)
         self.maps = Batcher(self._explain_each, self.computing, largest=1, room=self.limits.explain_queue)
-        await loop.run_in_executor(self.computing, self._warm_up)
-        workers = [asyncio.create_task(batcher.work()) for batcher in (self.classes, self.maps)]
-        yield
+        self.decoders = Decoders(self.limits, self.predictor.saved.preprocess)
+        try:
+            starting = asyncio.create_task(self.decoders.start())
+            await loop.run_in_executor(self.computing, self._warm_up)
+            await starting
+            workers = [asyncio.create_task(batcher.work()) for batcher in (self.classes, self.maps)]
+            yield
+        finally:
+            await self.decoders.close()
         for worker in workers:
             worker.cancel()
         await asyncio.gather(*workers, return_exceptions=True)
-        for pool in (self.computing, self.decoding, self.decoding_large):
-            pool.shutdown(wait=False, cancel_futures=True)
+        self.computing.shutdown(wait=False, cancel_futures=True)
 
     def _warm_up(self) -> None:
         self.predictor.warm_up()
@@ -138,7 +134,7 @@ class _Service:
 
     async def show_metrics(self, request: Request) -> Response:
         gauges = dict(waiting_images=self.classes.taken, waiting_maps=self.maps.taken, upload_bytes=self.held)
-        text = self.metrics.text(self.classes.sizes, **gauges, decoding_bytes=self.budget.taken)
+        text = self.metrics.text(self.classes.sizes, **gauges, decoders_replaced=self.decoders.replaced)
         return Response(text, media_type="text/plain; version=0.0.4")
 
     async def health(self, request: Request) -> Response:
@@ -216,7 +212,7 @@ class _Service:
 
         async def one(upload: _Upload) -> dict[str, Any]:
             start = perf_counter()
-            image = await self._decoded(upload)
+            image = await self.decoders(upload.name, upload.content)
             result = answer(image, await batcher(image))
             return {"name": upload.name, **result, "milliseconds": round((perf_counter() - start) * 1000, 2)}
 
@@ -266,41 +262,6 @@ class _Service:
             raise Refused(422, "the form has no file: send one, as curl -F image=@photo.jpg does")
         return uploads
 
-    async def _decoded(self, upload: _Upload) -> UInt[np.ndarray, "H W c"]:
-        """In the thread for its size, and when there is memory for it: no image keeps smaller ones waiting."""
-        loop = asyncio.get_running_loop()
-        pixels = await loop.run_in_executor(self.decoding, self._pixels, upload)
-        needed = pixels * (JPEG_BYTES if upload.content.startswith(b"\xff\xd8") else BYTES)
-        if needed <= self.limits.large:
-            async with self.budget.take(needed):
-                return await loop.run_in_executor(self.decoding, self._decode, upload)
-        if self.large >= self.limits.large_queue:
-            raise Refused(503, f"{self.large} large images wait to be decoded: send smaller ones, or try again later")
-        self.large += 1
-        try:
-            async with self.budget.take(needed):
-                return await loop.run_in_executor(self.decoding_large, self._decode_large, upload)
-        finally:
-            self.large -= 1
-
-    def _pixels(self, upload: _Upload) -> int:
-        with _readable(upload):
-            found = header(Bounded(upload.content), KINDS)
-            pixels = found.height * found.width * found.frames
-            if pixels > self.limits.pixels:
-                raise ValueError(f"it has {pixels:,} pixels, more than {self.limits.pixels:,}")
-            return pixels
-
-    def _decode(self, upload: _Upload) -> UInt[np.ndarray, "H W c"]:
-        with _readable(upload):
-            return self.predictor.decode(Bounded(upload.content), KINDS)
-
-    def _decode_large(self, upload: _Upload) -> UInt[np.ndarray, "H W c"]:
-        try:
-            return self._decode(upload)
-        finally:
-            _give_back()
-
     def _too_large(self) -> Refused:
         return Refused(413, f"one request takes at most {self.limits.upload:,} bytes: send fewer or smaller images")
 
@@ -317,23 +278,6 @@ class _Service:
                 return await work
         except TimeoutError:
             raise Refused(status, f"{what} than {self.limits.seconds:g} seconds: try again with less") from None
-
-
-@contextmanager
-def _readable(upload: _Upload) -> Iterator[None]:
-    try:
-        yield
-    except ValueError as error:
-        reason = str(error).removeprefix("cannot read the image: ")
-        raise Refused(422, f"{upload.name} cannot be read: {reason}") from None
-    except MemoryError:
-        raise Refused(503, "there is no memory for this image now: try again in a moment") from None
-
-
-def _give_back() -> None:
-    """Glibc keeps what Pillow has freed, block by block, for the next large image."""
-    with suppress(OSError, AttributeError, TypeError):  # of another libc, or of Windows
-        ctypes.CDLL(None).malloc_trim(0)
 
 
 async def _all(works: Any) -> list[Any]:

@@ -1,9 +1,9 @@
 """Single images from many requests, computed together."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -74,29 +74,3 @@ class Batcher:
             for (_, answer), result in zip(jobs, results, strict=True):
                 if not answer.done():
                     answer.set_result(result)
-
-
-class Budget:
-    """A number of bytes that all share; who asks for more than is left waits for it, in turn."""
-
-    def __init__(self, size: int) -> None:
-        self.size, self.taken = size, 0
-        self._turn = asyncio.Lock()
-        self._returned = asyncio.Event()
-
-    @asynccontextmanager
-    async def take(self, number: int) -> AsyncIterator[None]:
-        number = min(number, self.size)  # what is larger than all has it alone
-        if number > self.size // 16:  # small ones need not queue behind a large one: together they are few
-            async with self._turn:
-                while self.taken + number > self.size:
-                    self._returned.clear()
-                    await self._returned.wait()
-                self.taken += number
-        else:
-            self.taken += number
-        try:
-            yield
-        finally:
-            self.taken -= number
-            self._returned.set()

@@ -13,9 +13,9 @@ class Limits:
     queue: int = 512  # images that wait for their classes
     explain_queue: int = 32  # and for their maps
     seconds: int | float = 30  # for a request to arrive, and again for its answer
-    decoders: int = 2  # threads
-    decoding: int = 2**30  # bytes that all images may take while they are decoded
-    large: int = 128 * 2**20  # bytes from which an image is decoded in a thread for such, so that others need not wait
+    decoders: int = 2  # processes
+    decode_seconds: int | float = 10  # for one image, after which its process is killed
+    large: int = 128 * 2**20  # bytes from which an image is decoded in a process for such, so that others need not wait
     large_queue: int = 64  # such images that wait for that, so that they do not fill the queue either
     connections: int = 512  # the one that has waited longest without a request is closed for another
     header_seconds: int | float = 10  # until a connection has sent the header of a request

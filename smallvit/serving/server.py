@@ -53,6 +53,7 @@ def serve(
             timeout_graceful_shutdown=5,
             http=limited(limits),
             ws="none",
+            loop="asyncio",  # uvloop starts processes by a fork that jax warns of
         )
         with suppress(KeyboardInterrupt):  # the usual end of a server
             _Server(config, token).run(sockets=[bound])

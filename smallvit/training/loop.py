@@ -2,7 +2,6 @@
 
 import json
 import math
-import signal
 import threading
 import time
 from collections.abc import Iterable, Iterator
@@ -46,6 +45,7 @@ from smallvit.training.mesh import make_mesh
 from smallvit.training.own import Own
 from smallvit.training.plan import Plan, ending, make_plan
 from smallvit.training.progress import Bar, Reporter
+from smallvit.training.signals import own_signals, watch_signals
 from smallvit.training.start import Start, read_start
 from smallvit.training.step import Metrics, Pace, State
 from smallvit.training.tracking import TRACKERS
@@ -69,6 +69,7 @@ class History:
 
 
 @lasting_output()
+@own_signals()
 def train(
     config: TrainConfig | None = None,
     callbacks: Iterable[Callback] = (),
@@ -78,6 +79,7 @@ def train(
     started = time.monotonic()
     config = config or TrainConfig()
     join(config.machine)
+    stopping = watch_signals(config.resume)
     keep_compiled()
     say = Reporter(quiet=jax.process_index() != 0)
     folder, from_scratch = config.resume, config.from_scratch
@@ -112,6 +114,7 @@ def train(
     if folder is None:  # only now: a user's mistake leaves no folder behind
         default = f"{data.name}-{config.model}"
         folder = Path(agree(lambda: str(create_run(config.run.runs, config.run.name, default, config.to_json()))))
+    stopping.folder = folder
 
     runtime_log = folder / f"runtime-{jax.process_index()}.txt"
     with leaving_together(runtime_log), locked(folder) if jax.process_index() == 0 else nullcontext():
@@ -134,7 +137,7 @@ def train(
         result: dict[str, Any] | None = None
         told.begin(Run(folder, spec.name, data.name, config.to_json(), plan.steps, history.step, say))
         try:
-            with _stop_signals() as stopping:
+            with stopping.at_a_step():
                 training.run(state, history, stopping)
             if jax.process_index() == 0:
                 clock, parameters = training.clock, trainer.parameters
@@ -397,33 +400,3 @@ def _stored_plan(folder: Path, trainer: Trainer) -> Plan | None:
 def _store_plan(folder: Path, plan: Plan) -> None:
     if jax.process_index() == 0:
         write_json(folder / PLAN, plan.to_json())
-
-
-@contextmanager
-def _stop_signals() -> Iterator[threading.Event]:
-    """Ctrl-C and the signals that announce an end set the event, so that the loop ends at a whole step.
-
-    Slurm sends SIGUSR1 if asked to, and SIGTERM; a terminal that closes sends SIGHUP, which `nohup` has ignored. Only a
-    second Ctrl-C interrupts: a scheduler repeats itself while the last state is being written.
-    """
-    event = threading.Event()
-    if threading.current_thread() is not threading.main_thread():
-        yield event
-        return
-
-    def stop(number: int, _: object) -> None:
-        if number == signal.SIGINT and event.is_set():
-            raise KeyboardInterrupt
-        event.set()
-
-    names = ("SIGINT", "SIGTERM", "SIGUSR1", "SIGHUP", "SIGBREAK")  # the last is of Windows, which lacks two others
-    numbers = [getattr(signal, name) for name in names if hasattr(signal, name)]
-    hangup = getattr(signal, "SIGHUP", None)
-    if hangup is not None and signal.getsignal(hangup) == signal.SIG_IGN:
-        numbers.remove(hangup)
-    handlers = {number: signal.signal(number, stop) for number in numbers}
-    try:
-        yield event
-    finally:
-        for number, handler in handlers.items():
-            signal.signal(number, handler)

@@ -1,0 +1,117 @@
+"""What config.json of a model folder says, checked before anything is made of it: the folder may come from anywhere."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import fields as dataclass_fields
+from types import NoneType, UnionType
+from typing import Any, Literal, Union, get_args, get_origin
+
+from smallvit.registry import preset
+
+MOST_CLASSES, LONGEST_SIDE, LONGEST_LIST = 100_000, 4096, 64
+LARGEST_KERNEL = 64  # each of its places is an operation of its own
+# Fields that say how often something with parameters of its own is repeated.
+_REPEATS = ("depth", "repeats", "stages", "hierarchies", "branches")
+
+
+def check_config(config: Any) -> None:
+    """Types and limits of all fields, each against the others. Raises a ValueError."""
+    model = _part(config, "model", ("name", "num_classes", "image_size", "fields"))
+    if not isinstance(model["name"], str):
+        raise ValueError(f"the model's name is {_shown(model['name'])}, and must be text")
+    classes = config.get("classes")
+    if not isinstance(classes, list) or not all(isinstance(name, str) and name for name in classes):
+        raise ValueError("classes must be a list of names")
+    if not 1 <= len(classes) <= MOST_CLASSES:
+        raise ValueError(f"it has {len(classes):,} classes, and must have 1 to {MOST_CLASSES:,}")
+    if len(set(classes)) < len(classes):
+        raise ValueError(f"it has {len(set(classes)):,} different names for {len(classes):,} classes")
+    if not _is_int(model["num_classes"]) or model["num_classes"] != len(classes):
+        raise ValueError(f"the model has num_classes={_shown(model['num_classes'])}, but {len(classes):,} are named")
+    size, preprocess = model["image_size"], config.get("preprocess")
+    if not (isinstance(size, list) and len(size) == 2 and all(_is_int(n) and 1 <= n <= LONGEST_SIDE for n in size)):
+        raise ValueError(f"image_size={_shown(size)} must be height and width, from 1 to {LONGEST_SIDE}")
+    if not isinstance(preprocess, dict):
+        raise ValueError("it has no preprocess, or none with fields")
+    if preprocess.get("size") != size:
+        raise ValueError(f"the model takes images of {_shown(size)}, preprocess makes {_shown(preprocess.get('size'))}")
+    if not isinstance(model["fields"], dict):
+        raise ValueError("the model's fields must have names")
+    annotations = {field.name: field.type for field in dataclass_fields(preset(model["name"]).cls)}
+    for name, value in model["fields"].items():
+        if name not in ("num_classes", "image_size", "name", "parent") and name in annotations:
+            if not _fits(value, annotations[name]):
+                raise ValueError(f"{name}={_shown(value)} is of the wrong type")
+        else:
+            raise ValueError(f"{model['name']} has no field {_shown(name)}")
+
+
+def check_weights(fields: Mapping[str, Any], shapes: Sequence[Sequence[int]]) -> None:
+    """That fields can belong to arrays of these shapes: else it may take forever to find out that they do not."""
+    most = max(_count(shapes), LONGEST_SIDE)
+    for name, value in fields.items():
+        numbers = list(_numbers(value))
+        if any(abs(number) > most for number in numbers):
+            raise ValueError(f"{name}={_shown(value)} is more than the weights have numbers")
+        if "kernel" in name and any(number > LARGEST_KERNEL for number in numbers):
+            raise ValueError(f"{name}={_shown(value)} must be {LARGEST_KERNEL} at most")
+        if any(word in name for word in _REPEATS) and sum(numbers) > len(shapes):
+            raise ValueError(f"{name}={_shown(value)} is more than there are weights, {len(shapes)} arrays")
+
+
+def check_count(wanted: Sequence[Sequence[int]], given: Sequence[Sequence[int]]) -> None:
+    if (needed := _count(wanted)) != (there := _count(given)):
+        raise ValueError(f"it describes a model of {needed:,} numbers, but the weights are {there:,}")
+
+
+def _part(config: Any, name: str, names: Sequence[str]) -> dict[str, Any]:
+    part = config.get(name) if isinstance(config, dict) else None
+    if not isinstance(part, dict) or sorted(part) != sorted(names):
+        raise ValueError(f"{name} must have the fields {', '.join(names)}")
+    return part
+
+
+def _fits(value: Any, kind: Any) -> bool:
+    """Whether a value of JSON serves as an annotated type; lists are tuples there, and data types are names."""
+    origin, inner = get_origin(kind), get_args(kind)
+    if kind in (int, float, bool):
+        finite = isinstance(value, int | float) and abs(value) < float("inf")
+        return finite and (kind is not int or value == int(value))
+    if kind in (str, NoneType):
+        return isinstance(value, kind)
+    if origin is Literal:
+        return any(type(value) is type(each) and value == each for each in inner)
+    if origin in (Union, UnionType):
+        return any(_fits(value, each) for each in inner)
+    if origin is tuple:
+        if not isinstance(value, list) or len(value) > LONGEST_LIST:
+            return False
+        kinds = [inner[0]] * len(value) if inner[-1] is Ellipsis else inner
+        return len(value) == len(kinds) and all(map(_fits, value, kinds))
+    return False
+
+
+def _is_int(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _numbers(value: Any) -> Iterator[int]:
+    if isinstance(value, list | tuple):
+        for each in value:
+            yield from _numbers(each)
+    elif isinstance(value, int | float):
+        yield int(value)
+
+
+def _count(shapes: Sequence[Sequence[int]]) -> int:
+    total = 0
+    for shape in shapes:
+        size = 1
+        for side in shape:
+            size *= side
+        total += size
+    return total
+
+
+def _shown(value: Any) -> str:
+    text = repr(value) if not _is_int(value) or abs(value) < 10**20 else "a number of more than 20 digits"
+    return text if len(text) <= 60 else f"{text[:57]}..."
