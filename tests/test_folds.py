@@ -255,8 +255,8 @@ def test_results_are_out_of_fold_and_errors_come_first(folder: Path):
         assert (folder / picture).read_bytes().startswith(b"\x89PNG")
 
 
-def test_label_errors_are_ranked_by_the_margin():
-    probabilities = np.array([[0.9, 0.1], [0.4, 0.6], [0.2, 0.8], [0.45, 0.55]], np.float32)
+def test_label_errors_are_ranked_by_the_probability_of_the_label():
+    probabilities = np.array([[0.9, 0.1, 0], [0.3, 0.7, 0], [0.1, 0.5, 0.4], [0.4, 0.6, 0]], np.float32)
     assert rank_label_errors(probabilities, np.array([0, 0, 0, 1])).tolist() == [2, 1]
 
 

@@ -42,7 +42,7 @@ def test_any_number_of_images_with_few_compilations(folder: Path):
     np.testing.assert_allclose(all_at_once.sum(axis=1), 1, atol=1e-5)
     for number in (1, 2, 3, 5, 8, 9):
         np.testing.assert_allclose(predict(images[:number]), all_at_once[:number], atol=1e-5)
-    assert predict._predict._cache_size() == 3  # 1, 4 and 8
+    assert predict._predict[0][0]._cache_size() == 3  # 1, 4 and 8
 
 
 def test_a_file_is_decoded_as_in_training(folder: Path, tmp_path: Path):

@@ -1,8 +1,8 @@
 """Cross-validation: a run for each fold, which it is tested on; all answers together, and likely label errors.
 
-A label is doubtful where the model of another part of the images is sure of another class. The ranking by p(label) -
-p(predicted class), the margin, is that of confident learning (https://arxiv.org/abs/1911.00068); docs/training.md has
-what it finds.
+A label is doubtful where a model that was not trained on it predicts another class and gives the label little
+probability: its self-confidence, in the words of confident learning (https://arxiv.org/abs/1911.00068).
+docs/training.md has what that finds.
 """
 
 import csv
@@ -148,10 +148,8 @@ def rank_label_errors(
     probabilities: Float[np.ndarray, "n k"], labels: Int[np.ndarray, " n"]
 ) -> Int64[np.ndarray, " w"]:
     """The images whose predicted class is not their label, the most likely label errors first."""
-    predicted, rows = probabilities.argmax(axis=1), np.arange(len(labels))
-    margin = probabilities[rows, labels] - probabilities[rows, predicted]
-    wrong = np.flatnonzero(predicted != labels)
-    return wrong[np.argsort(margin[wrong], kind="stable")]
+    wrong = np.flatnonzero(probabilities.argmax(axis=1) != labels)
+    return wrong[np.argsort(probabilities[wrong, labels[wrong]], kind="stable")]
 
 
 def _write_rows(path: Path, evaluation: Evaluation, folds: Int[np.ndarray, " n"], rows: Int[np.ndarray, " w"]) -> None:
