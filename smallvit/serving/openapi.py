@@ -28,7 +28,7 @@ def describe(limits: Limits) -> dict[str, Any]:
         "415": "Neither a form nor an image.",
         "422": f"No image in it, a broken one, or one of more than {limits.pixels} pixels.",
         "503": "Too many images wait, or the server is ending; Retry-After says when to come back.",
-        "504": f"The answer would take longer than {limits.seconds:g} seconds.",
+        "504": f"The answer would take longer than {limits.seconds:g} seconds, or an image {limits.decode_seconds:g}.",
     }
     errors = {status: {"description": text, **_json(_ref("Error"))} for status, text in refusals.items()}
     top = {
