@@ -25,7 +25,6 @@ from smallvit.common.output import lasting_output
 from smallvit.common.text import shown
 from smallvit.data.embedded import NAME
 from smallvit.evaluation import Evaluation, evaluate, evaluate_images, out_of_fold
-from smallvit.plots.images import MOST_MISTAKES
 from smallvit.runs.folder import CACHE, CONFIG, FOLDS, RESULT, check_name, fold_folder, fold_folders
 from smallvit.runs.saved import load_ensemble
 from smallvit.runs.scores import with_interval
@@ -38,6 +37,7 @@ from smallvit.training.own import Own
 from smallvit.training.progress import Reporter
 
 PREDICTIONS, ERRORS = "out-of-fold.csv", "label-errors.csv"
+PICTURED = 24  # label errors; the table has all
 
 
 @lasting_output()
@@ -166,7 +166,7 @@ def _write_rows(path: Path, evaluation: Evaluation, folds: Int[np.ndarray, " n"]
 
 
 def _draw_errors(path: Path, evaluation: Evaluation, doubtful: Int[np.ndarray, " w"]) -> None:
-    first, split = doubtful[:MOST_MISTAKES], evaluation.split
+    first, split = doubtful[:PICTURED], evaluation.split
     probabilities = evaluation.scores.probabilities[first]
     figure = plots.mistakes(
         split.images[first],
