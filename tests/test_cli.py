@@ -112,11 +112,12 @@ def test_no_match_is_one_line():
     ("args", "said"),
     {
         "train --lrr 3": "unknown --lrr, 3, did you mean --lr? `smallvit train --help` lists the options",
-        "train --recipe papre": "--recipe takes one of 'default', 'paper', 'keras', not 'papre'",
+        "train --recipe papre": "--recipe takes one of 'default', 'finetune', 'keras', 'paper', not 'papre'",
         "train --batch-size many": "--batch-size takes INT, not 'many'",
         "train --image-size 3 a 5": "--image-size takes INT or INT INT, not '3' 'a' '5'",
         "train --learning-rate": "--lr/--learning-rate needs a value",
         "evaluate run --batch-size many": "--batch-size: invalid literal for int() with base 10: 'many'",
+        "export run --format onnx --quantize int4": "--quantize takes 'int8', not 'int4'",
         "predict": "RUN is missing",
         "export run": "--format is missing",
         "train photos more": "unknown more:",

@@ -46,7 +46,8 @@ def one_line(box: str) -> str:
     if wrong := re.match(r"Missing from .*?: (\S+)", text):
         return f"{wrong.group(1)} is missing"
     if wrong := re.match(r"[Ii]nvalid choice (.+) for argument '(.+)'\. Expected one of \((.*?),?\)", text):
-        return f"{wrong.group(2)} takes one of {wrong.group(3)}, not {wrong.group(1)}"
+        choices = sorted({*re.findall(r"'[^']*'", wrong.group(3))} - {"'None'"})
+        return f"{wrong.group(2)} takes {'one of ' * (len(choices) > 1)}{', '.join(choices)}, not {wrong.group(1)}"
     if wrong := re.match(r"Missing value for argument '(.+)'", text):
         return f"{wrong.group(1)} needs a value"
     if wrong := re.match(r"Unrecognized options: (.*)", text):
