@@ -104,7 +104,7 @@ class Trainer:
         Its weights moved far in the last steps, over which the running statistics are an average: they are taken anew,
         over the next batches, with the weights held still.
         """
-        if step >= YOUNG or not state.others:
+        if step >= YOUNG or not state.others or self.recipe.freeze != "none":
             return state
         state = jax.tree.map(jnp.copy, state)  # what a step is given is used up
         params = state.average["params"] if state.average else state.params
