@@ -208,6 +208,7 @@ def predict(
     json: File = None,
     sort_into: Folder = None,
     link: bool = False,
+    flip: bool = False,
     device: Device = None,
 ) -> None:
     """Classify images. Files that cannot be read are reported and skipped; the exit code is then 1.
@@ -223,6 +224,7 @@ def predict(
         json: Write JSON to this file; - is standard output, instead of the table.
         sort_into: Copy the images into PATH/<class>/ and PATH/unsure/; nothing is moved or overwritten.
         link: Make links instead of copies.
+        flip: Test-time flips: average the logits of each image and its mirror image, in twice the time.
         device: Kind of device to compute on.
     """
     from smallvit.common.files import check_file, check_folder, write_bytes
@@ -252,7 +254,7 @@ def predict(
         if not named:
             raise ValueError(f"all images are in {sort_into} already: give others, or another --sort-into")
     _prepare(device)
-    predictor = Predictor(run)
+    predictor = Predictor(run, flip=flip)
     if precision is not None:
         choice = predictor.saved.choose_threshold(precision)
         threshold = choice.threshold
@@ -299,6 +301,7 @@ def evaluate(
     out: Folder = None,
     data_dir: Folder = None,
     batch_size: int = 256,
+    flip: bool = False,
     device: Device = None,
 ) -> None:
     """Score a model on labelled images: accuracy with its interval, per-class scores, mistakes, calibration, speed.
@@ -310,6 +313,7 @@ def evaluate(
         out: Folder for evaluation.json, mistakes.csv and the pictures; by default RUN/evaluation.
         data_dir: Folder of known data sets; missing ones are downloaded to it.
         batch_size: Images per step.
+        flip: Test-time flips: average the logits of each image and its mirror image, in twice the time.
         device: Kind of device to compute on.
     """
     from smallvit.evaluation import evaluate
@@ -317,7 +321,7 @@ def evaluate(
 
     _prepare(device)
     out = out or run / "evaluation"
-    evaluation = evaluate(run, data, out=out, data_dir=data_dir, batch_size=batch_size)
+    evaluation = evaluate(run, data, out=out, data_dir=data_dir, batch_size=batch_size, flip=flip)
 
     screen, scores = _screen(), evaluation.scores
     which = {"test": "test images", "val": "validation images", "train": "images (the data has no split)"}

@@ -1,7 +1,5 @@
 """How large and how expensive a model is, found from its shapes without running it."""
 
-import csv
-import io
 import re
 import sys
 from collections.abc import Iterator
@@ -16,6 +14,7 @@ from flax import linen as nn
 from smallvit import kernels
 from smallvit.catalogue import FILE, Entry
 from smallvit.common.files import write_bytes
+from smallvit.common.text import as_csv
 from smallvit.ops import Size, pair
 from smallvit.registry import create_model, list_models, preset
 
@@ -39,13 +38,10 @@ def describe(name: str, *, image_size: Size | None = None, num_classes: int = 10
 
 def write_catalogue() -> None:
     """Stores every model's entry, so that `smallvit models` need not compute it."""
-    rows = io.StringIO()
-    writer = csv.writer(rows, lineterminator="\n")
-    writer.writerow(["name", "class", "paper", "image_size", "parameters", "multiply_adds"])
-    for name in list_models():
-        entry = describe(name)
-        writer.writerow([*entry[:3], "x".join(map(str, entry.image_size)), entry.parameters, entry.multiply_adds])
-    write_bytes(FILE, f"# Made by: python -m smallvit.count\n{rows.getvalue()}".encode())
+    rows: list[list[Any]] = [["name", "class", "paper", "image_size", "parameters", "multiply_adds"]]
+    for entry in map(describe, list_models()):
+        rows.append([*entry[:3], "x".join(map(str, entry.image_size)), entry.parameters, entry.multiply_adds])
+    write_bytes(FILE, f"# Made by: python -m smallvit.count\n{as_csv(rows)}".encode())
 
 
 def parameters(model: nn.Module, image_size: Size, channels: int = 3) -> int:

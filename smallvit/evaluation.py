@@ -1,7 +1,5 @@
 """Scores of a trained model on labelled images."""
 
-import csv
-import io
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -14,6 +12,7 @@ import numpy as np
 from jaxtyping import Float
 
 from smallvit import plots
+from smallvit.common import text
 from smallvit.common.files import write_bytes, write_json
 from smallvit.data import HeldOut, Split, load_held_out
 from smallvit.runs.folder import fold_folders
@@ -24,6 +23,8 @@ from smallvit.runs.source import given_test, own_images, source_of
 
 MISTAKES = "mistakes.csv"
 OPTIMISTIC = "the temperature was fitted to these validation images, so the calibration error after it is optimistic"
+
+FLIPPED = "with test-time flips: the mean of the logits of each image and its mirror image"
 
 
 class Mistake(NamedTuple):
@@ -138,12 +139,7 @@ class Evaluation:
 
 def as_csv(mistakes: Sequence[Mistake]) -> str:
     """One line per mistake: file, true_class, predicted_class, probability."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(Mistake._fields[:4])
-    for each in mistakes:
-        writer.writerow([*each[:3], f"{each.probability:.6f}"])
-    return text.getvalue()
+    return text.as_csv([Mistake._fields[:4], *([*each[:3], f"{each.probability:.6f}"] for each in mistakes)])
 
 
 def evaluate(
@@ -153,6 +149,7 @@ def evaluate(
     out: str | Path | None = None,
     data_dir: str | Path | None = None,
     batch_size: int = 256,
+    flip: bool = False,
 ) -> Evaluation:
     """Scores a trained model on the test images of `data`, by default those of the run's own data.
 
@@ -164,6 +161,7 @@ def evaluate(
         out: Folder to write evaluation.json, mistakes.csv and the pictures to.
         data_dir: Folder of known data sets.
         batch_size: Images per step; the scores do not depend on it.
+        flip: Test-time flips: the logits are the mean over each image and its mirror image.
     """
     if batch_size < 1:
         raise ValueError(f"batch_size={batch_size} must be at least 1")
@@ -176,24 +174,28 @@ def evaluate(
     else:
         images = load_held_out(data, saved.classes, saved.preprocess, data_dir=data_dir)
     if images is None:
-        evaluation = out_of_fold([evaluate(fold, batch_size=batch_size) for fold in folds])
+        evaluation = out_of_fold([evaluate(fold, batch_size=batch_size, flip=flip) for fold in folds])
     else:
-        evaluation = evaluate_images(saved, images, batch_size, root=root_of(data))
+        evaluation = evaluate_images(saved, images, batch_size, root=root_of(data), flip=flip)
     if out is not None:
         evaluation.save(Path(out))
     return evaluation
 
 
-def evaluate_images(saved: Saved, images: HeldOut, batch_size: int = 256, *, root: Path | None = None) -> Evaluation:
+def evaluate_images(
+    saved: Saved, images: HeldOut, batch_size: int = 256, *, root: Path | None = None, flip: bool = False
+) -> Evaluation:
     """Scores a model on images that are already loaded; `root` is what their names are below, if they are files."""
     batch_size, seconds, logits = min(batch_size, len(images.split)), 0.0, []
     for member in saved.members:
-        predict = jax.jit(make_predict(member.model, member.preprocess))
+        predict = jax.jit(make_predict(member.model, member.preprocess, flip=flip))
         variables = jax.device_put(member.variables)
         predict(variables, images.split.images[:batch_size]).block_until_ready()  # do not time the compilation
         begun = time.monotonic()
         logits.append(split_logits(partial(predict, variables), images.split, batch_size))
         seconds += time.monotonic() - begun
+    if flip:
+        images = replace(images, notes=(*images.notes, FLIPPED))
     if saved.others:
         temperatures = [np.float32(member.temperature) for member in saved.members]
         images = replace(images, notes=(*images.notes, f"the mean of the probabilities of {len(logits)} models"))

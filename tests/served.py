@@ -19,6 +19,7 @@ import numpy as np
 from PIL import Image
 
 from smallvit.data import Preprocess
+from smallvit.runs.prediction import Predictor
 from smallvit.runs.saved import Spec, save_model
 
 CLASSES = ("blue", "green", "red")
@@ -28,6 +29,11 @@ def save_tiny(folder: Path) -> None:
     spec = Spec("sl_vit_tiny_data", 3, (12, 12), dict(dim=16, depth=2, heads=2, mlp_dim=16, patch_size=4))
     variables = jax.jit(spec.create().init)(jax.random.key(0), jnp.zeros((1, 12, 12, 3)))
     save_model(folder, spec, variables, CLASSES, Preprocess((12, 12), 3, "crop", (0.5,) * 3, (0.25,) * 3))
+
+
+def tiny_predictor(folder: Path) -> Predictor:
+    save_tiny(folder)
+    return Predictor(folder, largest=4)
 
 
 def photo(seed: int = 0, kind: str = "png", size: tuple[int, int] = (12, 12)) -> bytes:

@@ -93,6 +93,13 @@ def test_broken_images_are_left_out(model: Path, photos: Path, tmp_path: Path):
     assert json.loads(json.dumps(found.to_json(), allow_nan=False))["per_class"][1]["recall"] is None
 
 
+def test_test_time_flips_are_said(model: Path, photos: Path):
+    plain, flipped = evaluate(model, photos), evaluate(model, photos, flip=True)
+    assert np.abs(plain.logits - flipped.logits).max() > 1e-3
+    assert "test-time flips" in " ".join(flipped.to_json()["notes"])
+    assert "test-time flips" not in " ".join(plain.notes)
+
+
 def test_a_temperature_changes_probabilities_but_no_answers(model: Path, photos: Path, tmp_path: Path):
     warm = tmp_path / "warm"
     shutil.copytree(model, warm)

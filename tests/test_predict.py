@@ -45,6 +45,16 @@ def test_any_number_of_images_with_few_compilations(folder: Path):
     assert predict._predict[0][0]._cache_size() == 3  # 1, 4 and 8
 
 
+def test_test_time_flips_answer_an_image_and_its_mirror_image_alike(folder: Path):
+    images = np.random.default_rng(0).integers(0, 256, (3, 8, 12, 3)).astype(np.uint8)
+    mirrored = images[:, :, ::-1]
+    plain, flipping = Predictor(folder), Predictor(folder, flip=True)
+    assert np.abs(plain(images) - plain(mirrored)).max() > 1e-3
+    np.testing.assert_allclose(flipping(images), flipping(mirrored), atol=1e-6)
+    mean = np.sqrt(plain(images) * plain(mirrored))  # the mean of the logits is the geometric one of the probabilities
+    np.testing.assert_allclose(flipping(images), mean / mean.sum(axis=1, keepdims=True), atol=1e-5)
+
+
 def test_a_file_is_decoded_as_in_training(folder: Path, tmp_path: Path):
     predict = Predictor(folder)
     image = np.random.default_rng(0).integers(0, 256, (8, 12, 3)).astype(np.uint8)

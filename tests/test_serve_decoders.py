@@ -24,16 +24,14 @@ from smallvit.data.worker import ANSWER, ASK, BROKEN, LARGE, MEMORY, PIXELS, REA
 from smallvit.runs.prediction import Predictor
 from smallvit.serving import Limits, make_app
 from smallvit.serving.decoders import Decoders
-from tests.served import photo, save_tiny, started
+from tests.served import photo, save_tiny, started, tiny_predictor
 
 IMAGE = {"Content-Type": "image/png"}
 
 
 @pytest.fixture(scope="module")
 def predictor(tmp_path_factory: pytest.TempPathFactory) -> Predictor:
-    folder = tmp_path_factory.mktemp("model")
-    save_tiny(folder)
-    return Predictor(folder, largest=4)
+    return tiny_predictor(tmp_path_factory.mktemp("model"))
 
 
 @pytest.fixture

@@ -25,16 +25,14 @@ from smallvit.serving import Limits, make_app
 from smallvit.serving.connections import limited
 from smallvit.serving.guard import LOOPBACK
 from smallvit.serving.server import _is_loopback, _Server
-from tests.served import photo, save_tiny
+from tests.served import photo, tiny_predictor
 
 IMAGE = {"Content-Type": "image/png"}
 
 
 @pytest.fixture(scope="module")
 def predictor(tmp_path_factory: pytest.TempPathFactory) -> Predictor:
-    folder = tmp_path_factory.mktemp("model")
-    save_tiny(folder)
-    return Predictor(folder, largest=4)
+    return tiny_predictor(tmp_path_factory.mktemp("model"))
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,9 @@
-"""Names of files and classes come from anywhere; what is shown of them must be harmless."""
+"""Text for people and files. Names come from anywhere; what is shown of them must be harmless."""
+
+import csv
+import io
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 
 def shown(text: str) -> str:
@@ -17,3 +22,9 @@ def duration(seconds: float) -> str:
         return f"{seconds} s"
     minutes, rest = divmod(seconds, 60)
     return f"{minutes} min {rest:02} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02} min"
+
+
+def as_csv(rows: Iterable[Sequence[Any]]) -> str:
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows(rows)
+    return text.getvalue()

@@ -1,7 +1,5 @@
 """What a prediction is, as a value and as text."""
 
-import csv
-import io
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,6 +7,8 @@ from pathlib import Path
 
 import numpy as np
 from jaxtyping import Float, UInt
+
+from smallvit.common import text
 
 UNSURE = "unsure"
 Images = str | Path | Sequence[str | Path] | UInt[np.ndarray, "n H W c"]  # what can be predicted
@@ -41,21 +41,13 @@ def as_csv(predictions: Sequence[Prediction]) -> str:
     top = max((len(each.classes) for each in predictions), default=1)
     numbers = ["", *(f"_{i}" for i in range(2, top + 1))]
     decided = any(each.decision is not None for each in predictions)
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(
-        [
-            "file",
-            *["decision"] * decided,
-            *(f"{word}{number}" for number in numbers for word in ("class", "probability")),
-        ]
-    )
+    titles = (f"{word}{number}" for number in numbers for word in ("class", "probability"))
+    rows: list[list[str | None]] = [["file", *["decision"] * decided, *titles]]
     for each in predictions:
         pairs = zip(each.classes, each.probabilities, strict=True)
-        writer.writerow(
-            [each.file, *[each.decision] * decided, *(value for name, p in pairs for value in (name, f"{p:.6f}"))]
-        )
-    return text.getvalue()
+        answers = (value for name, p in pairs for value in (name, f"{p:.6f}"))
+        rows.append([each.file, *[each.decision] * decided, *answers])
+    return text.as_csv(rows)
 
 
 def as_json(predictions: Sequence[Prediction]) -> str:

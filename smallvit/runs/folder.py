@@ -1,7 +1,5 @@
 """The run folder: configuration, results, and all that is needed to resume."""
 
-import csv
-import io
 import platform
 import shlex
 import shutil
@@ -15,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from smallvit.common.files import fitting, read_json, sync_folder, temporary_name, write_bytes, write_json
-from smallvit.common.text import shown
+from smallvit.common.text import as_csv, shown
 
 CONFIG, PLAN, RESULT, METRICS = "config.json", "plan.json", "result.json", "metrics.csv"
 MODEL, CHECKPOINTS, LOG, REPORT = "model", "checkpoints", "log.txt", "report.html"
@@ -62,12 +60,17 @@ def check_name(runs: Path, name: str | None) -> None:
         raise ValueError(f"{runs / name} exists: choose another --name, or resume it with --resume {runs / name}")
 
 
-def create_run(runs: Path, name: str | None, default: str, config: dict[str, Any]) -> Path:
-    """Creates a folder with the configuration: `name`, or the first free one of default, default-2, ..."""
+def new_name(runs: Path, name: str | None, default: str) -> str:
+    """`name`, or the first free one of default, default-2, ...; a ValueError if `name` is taken."""
     check_name(runs, name)
     default = fitting(shown(default).replace("\N{REPLACEMENT CHARACTER}", "_"), 200)
     names = chain([default], (f"{default}-{i}" for i in count(2)))
-    free = name or next(each for each in names if not (runs / each).exists())
+    return name or next(each for each in names if not (runs / each).exists())
+
+
+def create_run(runs: Path, name: str | None, default: str, config: dict[str, Any]) -> Path:
+    """Creates a folder with the configuration, named by `new_name`."""
+    free = new_name(runs, name, default)
     started_by = Path(sys.argv[0]).name in ("smallvit", "__main__.py", "cli.py")
     command = shlex.join(["smallvit", *sys.argv[1:]]) if started_by else None
     for left in runs.glob(".*.tmp"):  # by processes that were killed here
@@ -126,8 +129,5 @@ def versions() -> dict[str, str]:
 
 
 def write_metrics(folder: Path, rows: Sequence[dict[str, Any]]) -> None:
-    text = io.StringIO()
-    writer = csv.DictWriter(text, fieldnames=list(rows[0]), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    write_bytes(folder / METRICS, text.getvalue().encode())
+    names = list(rows[0])
+    write_bytes(folder / METRICS, as_csv([names, *([row[name] for name in names] for row in rows)]).encode())

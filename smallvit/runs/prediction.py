@@ -19,11 +19,14 @@ from smallvit.runs.scores import averaged, softmax
 
 
 def make_predict(
-    model: Classifier, preprocess: Preprocess
+    model: Classifier, preprocess: Preprocess, *, flip: bool = False
 ) -> Callable[[PyTree, UInt[Array, "b H W c"]], Float[Array, "b k"]]:
+    """From images as they are read to logits; with `flip` their mean over each image and its mirror image."""
+
     def predict(variables: PyTree, images: Array) -> Array:
-        logits = model.apply(variables, jnp.asarray(preprocess.normalise(images), model.dtype))
-        return jnp.asarray(logits, jnp.float32)
+        x = jnp.asarray(preprocess.normalise(images), model.dtype)
+        logits = jnp.asarray(model.apply(variables, x), jnp.float32)
+        return (logits + jnp.asarray(model.apply(variables, x[:, :, ::-1]), jnp.float32)) / 2 if flip else logits
 
     return predict
 
@@ -31,14 +34,19 @@ def make_predict(
 class Predictor:
     """A trained model for any number of images, compiled for few batch sizes: 1, 4, 16, ... up to `largest`.
 
-    Of an ensemble, such as the models of all folds, it gives the mean of the probabilities.
+    Of an ensemble, such as the models of all folds, it gives the mean of the probabilities. With `flip`, logits are
+    the mean over each image and its mirror image.
     """
 
-    def __init__(self, model: Saved | str | Path, largest: int = 64) -> None:
+    def __init__(self, model: Saved | str | Path, largest: int = 64, *, flip: bool = False) -> None:
         self.saved = model if isinstance(model, Saved) else load_ensemble(model)
         self.largest = largest
         self._predict = [
-            (jax.jit(make_predict(each.model, each.preprocess)), each.variables, np.float32(each.temperature))
+            (
+                jax.jit(make_predict(each.model, each.preprocess, flip=flip)),
+                each.variables,
+                np.float32(each.temperature),
+            )
             for each in self.saved.members
         ]
 

@@ -368,6 +368,14 @@ class CompareConfig:
             raise ValueError("the ablation of the shift needs --image-size: its distances are fractions of a patch")
 
 
+def flat(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Stored settings of all groups by their names, without those that were left open."""
+    found: dict[str, Any] = {}
+    for name, value in settings.items():
+        found |= flat(value) if isinstance(value, dict) else {name: value} if value not in (None, [], ()) else {}
+    return found
+
+
 def check_model(name: str) -> None:
     """A ValueError if there is no such model; known ones pass without waiting for jax."""
     if not any(entry.name == name for entry in catalogue()):

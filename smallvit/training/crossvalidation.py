@@ -5,12 +5,9 @@ probability: its self-confidence, in the words of confident learning (https://ar
 docs/training.md has what that finds.
 """
 
-import csv
-import io
 import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from itertools import chain, count
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +17,12 @@ from jaxtyping import Float, Int, Int64
 
 from smallvit import plots
 from smallvit.common.errors import Stopped
-from smallvit.common.files import fitting, read_json, write_bytes, write_json
+from smallvit.common.files import read_json, write_bytes, write_json
 from smallvit.common.output import lasting_output
-from smallvit.common.text import shown
+from smallvit.common.text import as_csv
 from smallvit.data.embedded import NAME
 from smallvit.evaluation import Evaluation, evaluate, evaluate_images, out_of_fold
-from smallvit.runs.folder import CACHE, CONFIG, FOLDS, RESULT, check_name, fold_folder, fold_folders
+from smallvit.runs.folder import CACHE, CONFIG, FOLDS, RESULT, fold_folder, fold_folders, new_name
 from smallvit.runs.saved import load_ensemble
 from smallvit.runs.scores import with_interval
 from smallvit.runs.source import given_test
@@ -75,13 +72,9 @@ def train_folds(
 
 def _new_folder(config: TrainConfig) -> Path:
     """Its name; it is created with the first fold, so that a user's mistake leaves none behind."""
-    check_name(config.run.runs, config.run.name)
     data = NAME if config.data is None else Path(config.data).expanduser().resolve().name
-    default = fitting(
-        shown(f"{data.removesuffix('.npz')}-{config.folds}-folds").replace("\N{REPLACEMENT CHARACTER}", "_"), 200
-    )
-    names = chain([default], (f"{default}-{i}" for i in count(2)))
-    return config.run.runs / (config.run.name or next(each for each in names if not (config.run.runs / each).exists()))
+    default = f"{data.removesuffix('.npz')}-{config.folds}-folds"
+    return config.run.runs / new_name(config.run.runs, config.run.name, default)
 
 
 def _first_config(folder: Path) -> TrainConfig:
@@ -154,15 +147,13 @@ def rank_label_errors(
 
 def _write_rows(path: Path, evaluation: Evaluation, folds: Int[np.ndarray, " n"], rows: Int[np.ndarray, " w"]) -> None:
     probabilities, labels = evaluation.scores.probabilities, evaluation.split.labels
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(["file", "label", "predicted_class", "probability", "label_probability", "fold"])
+    lines: list[list[Any]] = [["file", "label", "predicted_class", "probability", "label_probability", "fold"]]
     for row in map(int, rows):
         label, predicted = int(labels[row]), int(probabilities[row].argmax())
         classes = evaluation.classes[label], evaluation.classes[predicted]
         chances = (f"{probabilities[row, each]:.6f}" for each in (predicted, label))
-        writer.writerow([evaluation.file(row)[0], *classes, *chances, int(folds[row])])
-    write_bytes(path, text.getvalue().encode(errors="surrogateescape"))  # file names may be any bytes
+        lines.append([evaluation.file(row)[0], *classes, *chances, int(folds[row])])
+    write_bytes(path, as_csv(lines).encode(errors="surrogateescape"))  # file names may be any bytes
 
 
 def _draw_errors(path: Path, evaluation: Evaluation, doubtful: Int[np.ndarray, " w"]) -> None:

@@ -22,7 +22,7 @@ from smallvit.runs.calibration import UNCALIBRATED, calibrate
 from smallvit.runs.folder import CONFIG, MODEL, REPORT, RESULT
 from smallvit.runs.saved import Saved, from_pretrained, save_calibration
 from smallvit.runs.scores import WHICH, with_interval
-from smallvit.training.config import TrainConfig
+from smallvit.training.config import TrainConfig, flat
 from smallvit.training.own import Augmentation
 from smallvit.training.progress import Reporter
 
@@ -68,7 +68,7 @@ def finish(
         "test_top1": round(scores.top1, 3) if data.test else None,
         "test_interval": _rounded(scores.interval) if data.test else None,
         "val_top1": best["val_top1"],
-        "val_interval": _rounded(validation.scores.interval),
+        "val_interval": None if config.all_images else _rounded(validation.scores.interval),
         "test_loss": round(evaluation.uncalibrated.loss, 5) if data.test else None,
         "val_loss": best["val_loss"],
         "minutes": round(clock() / 60, 3),
@@ -122,11 +122,14 @@ def report(
     rows: list[dict[str, Any]],
 ) -> None:
     stored, which = read_json(folder / CONFIG), WHICH[evaluation.part]
+    settings = {name: _in_words(value) for name, value in flat(stored["config"]).items()}
     scores, calibration = evaluation.scores, f"{evaluation.scores.ece:.1f} %"
     before = f"{evaluation.uncalibrated.ece:.1f} % before temperature {evaluation.temperature:.3g}"
     summary: dict[str, str | tuple[str, str]] = {
         "test top-1" if data.test else "no test images": _card(scores.top1, scores.interval) if data.test else "-",
-        "validation top-1": _card(result["val_top1"], result["val_interval"]),
+        "validation top-1": (
+            ("-", "trained on") if config.all_images else _card(result["val_top1"], result["val_interval"])
+        ),
         "calibration error": calibration if evaluation.temperature == 1 else (calibration, before),
         "minutes": f"{result['minutes']:.1f}",
         "epochs": f"{result['epochs']:.1f}",
@@ -157,7 +160,7 @@ def report(
             }
             for each in evaluation.mistakes[:LISTED]
         ],
-        details={"Configuration": flat(stored["config"]), "Versions": stored["versions"]},
+        details={"Configuration": settings, "Versions": stored["versions"]},
         notes=[
             *([evaluation.warning] if evaluation.warning else []),
             *evaluation.notes,
@@ -174,11 +177,5 @@ def _rounded(interval: Sequence[float]) -> list[float]:
     return [round(bound, 3) for bound in interval]
 
 
-def flat(config: dict[str, Any]) -> dict[str, str]:
-    pairs = {}
-    for name, value in config.items():
-        if isinstance(value, dict):
-            pairs |= flat(value)
-        elif value is not None:
-            pairs[name] = " ".join(map(str, value)) if isinstance(value, list) else str(value)
-    return pairs
+def _in_words(value: Any) -> str:
+    return " ".join(map(str, value)) if isinstance(value, list) else str(value)

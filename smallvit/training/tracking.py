@@ -1,11 +1,12 @@
 """Runs in a tracker: TensorBoard, MLflow or Weights & Biases. A tracker that fails does not end a run."""
 
+import os
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from smallvit.common.extras import first_line, need
 from smallvit.common.files import read_json, write_json
 from smallvit.training.callbacks import Callback, Row, Run
+from smallvit.training.config import flat
 
 IDS = "tracking.json"  # in the run folder: a resumed run goes to the same entry
 
@@ -100,10 +101,8 @@ class WandB(Tracker):
     name, package = "wandb", "wandb"
 
     def open(self, run: Run, known: str | None) -> str:
-        from os import environ
-
         self.entry = self.library.init(
-            project=environ.get("WANDB_PROJECT", "smallvit"),
+            project=os.environ.get("WANDB_PROJECT", "smallvit"),
             name=run.folder.name,
             id=known,
             resume="allow",
@@ -122,14 +121,6 @@ class WandB(Tracker):
 
 
 TRACKERS: dict[str, type[Tracker]] = {each.name: each for each in (TensorBoard, MLflow, WandB)}
-
-
-def flat(config: Any) -> dict[str, Any]:
-    """Settings of all groups by their names, without those that were left open."""
-    found: dict[str, Any] = {}
-    for name, value in config.items():
-        found |= flat(value) if isinstance(value, dict) else {name: value} if value not in (None, [], ()) else {}
-    return found
 
 
 def _numbers(row: Row) -> dict[str, float]:
