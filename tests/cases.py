@@ -186,7 +186,7 @@ CASES = {
         both=False,
     ),
     # In the last block only the class token's query counts, and it takes no convolution.
-    "cvt": Case(smallvit.CvT, {**_CVT, **_DROP}, idle="block_2_0/attention/q_conv/"),
+    "cvt": Case(smallvit.CvT, {**_CVT, **_DROP}, idle="stage_2/block_0/attention/q_conv/"),
     "cvt_mean": Case(
         smallvit.CvT, {**_CVT, "pool": "mean", "s2_kv_proj_stride": 1, "dropout": 0.3}, (9, 20), 1, both=False
     ),

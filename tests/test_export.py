@@ -173,6 +173,7 @@ MISTAKES: dict[str, tuple[list[str], str]] = {
         ["{model}", "--format", "stablehlo", "--opset", "18"],
         "opset, quantize and half are for onnx",
     ),
+    "opset": (["{model}", "--format", "onnx", "--opset", "3"], "opset=3 must be at least 18"),
     "both": (["{model}", "--format", "onnx", "--half", "--quantize", "int8"], "quantize and half exclude each other"),
     "no images to calibrate on": (
         ["{model}", "--format", "onnx", "--quantize", "int8"],

@@ -66,8 +66,8 @@ def test_the_order_is_ssa_mlp_peg_iwsa_mlp():
         num_classes=2, dim=8, heads=(2,), depth=(2,), ssa_dim_key=4, reduction_factor=(2,), window_size=2
     )
     variables = jax.jit(model.init)(KEY, image)
-    assert "reduce" in variables["params"]["stage_0_block_0"]["attention"]
-    assert "interact" in variables["params"]["stage_0_block_1"]["attention"]
+    assert "reduce" in variables["params"]["stage_0"]["block_0"]["attention"]
+    assert "interact" in variables["params"]["stage_0"]["block_1"]["attention"]
     _, state = jax.jit(partial(model.apply, capture_intermediates=True, mutable="intermediates"))(variables, image)
     out = {
         path.removesuffix("/__call__"): value[0]
@@ -75,13 +75,13 @@ def test_the_order_is_ssa_mlp_peg_iwsa_mlp():
     }
     x = out["embed_0_norm"]
     for i in (0, 1):
-        block = f"stage_0_block_{i}"
+        block = f"stage_0/block_{i}"
         np.testing.assert_allclose(out[f"{block}/attention_norm"], layer_norm(x, 1e-6), atol=1e-5)
         x = x + out[f"{block}/attention"]
         np.testing.assert_allclose(out[f"{block}/mlp_norm"], layer_norm(x, 1e-6), atol=1e-5)
         x = x + out[f"{block}/mlp"]
         if i == 0:
-            x = x + out["peg_0/conv"]
+            x = x + out["stage_0/peg/conv"]
     np.testing.assert_allclose(out["norm"], layer_norm(x, 1e-6).reshape(1, 16, 8), atol=1e-5)
 
 

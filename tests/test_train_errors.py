@@ -66,6 +66,9 @@ MISTAKES: dict[str, tuple[Callable[[Path], None] | None, list[str], str]] = {
     "model": (fine, ["{data}", "--model", "vit_tinny_data"], "did you mean 'vit_tiny_data'"),
     "field": (fine, ["{data}", "--fields", "dept=2"], "did you mean 'depth'"),
     "time": (fine, ["{data}", "--minutes", "1", "--epochs", "1"], "both minutes and epochs"),
+    "endless": (fine, ["{data}", "--minutes", "inf"], "minutes=inf must be a finite number"),
+    "not a number": (fine, ["{data}", "--lr", "nan"], "learning_rate=nan must be a finite number"),
+    "seed": (fine, ["{data}", "--seed", "-1"], "seed=-1 must not be negative"),
     "mesh": (fine, ["{data}", *TINY, "--mesh", "data=3"], "mesh 'data=3' is for 3 devices, but there are 1"),
     "batch": (fine, ["{data}", *TINY, "--batch-size", "4", "--accumulate", "3"], "must be divisible by"),
     "balance": (

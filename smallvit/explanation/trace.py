@@ -88,7 +88,7 @@ def _trace(model: Classifier, variables: Variables, images: Images) -> Seen:
     def watch(call: Any, args: tuple, kwargs: dict, context: nn.module.InterceptorContext) -> Any:
         nonlocal merged
         out, module, path = call(*args, **kwargs), context.module, "/".join(context.module.path)
-        if not module.path and context.method_name == "read":
+        if not module.path and context.method_name == "features":
             seen.tokens = out.shape[1]
         if context.method_name != "__call__" or not isinstance(out, jax.Array):
             return out

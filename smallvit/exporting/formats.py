@@ -36,6 +36,7 @@ Call = Callable[[UInt[np.ndarray, "b H W c"]], Float32[np.ndarray, "b k"]]
 
 PLATFORMS = ("cpu", "cuda", "tpu")
 TOLERANCE = 1e-4
+OLDEST_OPSET = 18  # that is tested
 
 
 def export(
@@ -70,6 +71,10 @@ def export(
     if format != "onnx" and (opset is not None or quantize is not None or half):
         raise ValueError(
             f"opset, quantize and half are for onnx: leave them out, or export to onnx instead of {format}"
+        )
+    if opset is not None and opset < OLDEST_OPSET:
+        raise ValueError(
+            f"opset={opset} must be at least {OLDEST_OPSET}: older versions lack operators that models need"
         )
     if quantize not in (None, "int8"):
         raise ValueError(f"unknown quantization {quantize!r}: choose int8")

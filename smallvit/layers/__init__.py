@@ -10,8 +10,8 @@ Axes have the same letters everywhere, in einops, in einsum and in types:
 
 from smallvit.layers.attention import Attend, Attention, HeadMix, LSAOption
 from smallvit.layers.basic import BatchNorm, Dense, Factory, LayerNorm, normal_or_xavier
-from smallvit.layers.block import MLP, Block, DropPath, LayerScale, ramp
-from smallvit.layers.classifier import Classifier, SequenceClassifier
+from smallvit.layers.block import MLP, Block, DropPath, LayerScale, Stage, first_tokens, ramp
+from smallvit.layers.classifier import Classifier
 from smallvit.layers.convolution import Conv, ConvNorm
 from smallvit.layers.patch import SPT, PatchEmbed, SPTPool, patch_embed
 from smallvit.layers.peg import PEG
@@ -44,9 +44,10 @@ __all__ = [
     "PositionEmbed",
     "RelativeBias",
     "SPTPool",
-    "SequenceClassifier",
+    "Stage",
     "WindowAttention",
     "check_pool",
+    "first_tokens",
     "is_table",
     "normal_or_xavier",
     "patch_embed",

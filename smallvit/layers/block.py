@@ -1,8 +1,11 @@
 """The transformer block: x + attention(norm(x)), then x + mlp(norm(x))."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial, reduce
 
 import flax.linen as nn
+import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray, PyTree
 
@@ -25,6 +28,19 @@ class MLP(nn.Module):
         x = self.dense(self.hidden, gelu=True, name="in")(x)
         x = self.dense(dim, name="out")(drop(name="dropout_in")(x))
         return drop(name="dropout_out")(x)
+
+
+_first_tokens = jax.make_user_context(None)
+
+
+@contextmanager
+def first_tokens(number: int | None) -> Iterator[None]:
+    """Of what a model that is traced within puts out, only so many tokens are read: its last block leaves out the rest.
+
+    They still read all others, and so are what they would be among them.
+    """
+    with _first_tokens(number):
+        yield
 
 
 class LayerScale(nn.Module):
@@ -58,8 +74,7 @@ class Block(nn.Module):
     """A pre-norm residual pair; with `branches`, that many of each side by side, summed.
 
     Anything with tokens in the last axis will do, a sequence `b n d` as well as a grid `b h w d`. Given a `context`,
-    the attention reads it after the tokens themselves, as a class token reads [cls; patches]. With `first`, only that
-    many tokens of a sequence go on; they still read all, and so are what they would be among the others.
+    the attention reads it after the tokens themselves, as a class token reads [cls; patches].
     """
 
     attention: Factory
@@ -68,16 +83,13 @@ class Block(nn.Module):
     branches: int = 1
     layer_scale: float | None = None
     drop_path: float = 0.0
+    last: bool = False  # of its model, on a sequence: tokens that nobody reads behind it (`first_tokens`) are left out
 
     @nn.compact
     def __call__(
-        self,
-        x: Float[Array, "b *rest d"],
-        context: Float[Array, "b m d"] | None = None,
-        *,
-        first: int | None = None,
-        train: bool = False,
+        self, x: Float[Array, "b *rest d"], context: Float[Array, "b m d"] | None = None, *, train: bool = False
     ) -> Float[Array, "b *some d"]:
+        first = _first_tokens.value if self.last else None
         if train and recomputes() and not self.is_initializing() and set(self.variables) == {"params"}:
             key = self.make_rng("dropout") if self.has_rng("dropout") else None
             run = partial(_run_block, self.clone(parent=None, name=None), first)
@@ -110,6 +122,21 @@ class Block(nn.Module):
 def _run_block(
     block: Block, first: int | None, params: PyTree, x: Array, context: Array | None, key: PRNGKeyArray | None
 ) -> Array:
-    with recompute(False):
+    with recompute(False), first_tokens(first):
         rngs = {} if key is None else {"dropout": key}
-        return jnp.asarray(block.apply({"params": params}, x, context, first=first, train=True, rngs=rngs))
+        return jnp.asarray(block.apply({"params": params}, x, context, train=True, rngs=rngs))
+
+
+class Stage(nn.Module):
+    """Blocks one after another, of one grid."""
+
+    blocks: tuple[Factory, ...]
+    peg: Factory | None = None  # of papers that put one behind the first block
+
+    @nn.compact
+    def __call__(self, x: Float[Array, "b *rest d"], *, train: bool = False) -> Float[Array, "b *some d"]:
+        for i, block in enumerate(self.blocks):
+            x = block(name=f"block_{i}")(x, train=train)
+            if i == 0 and self.peg is not None:
+                x = self.peg(name="peg")(x)
+        return x

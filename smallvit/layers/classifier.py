@@ -6,6 +6,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
 from smallvit.layers.basic import Dense, normal_or_xavier
+from smallvit.layers.block import first_tokens
 from smallvit.layers.pool import Pool, check_pool, pool_tokens
 from smallvit.ops.size import Images
 
@@ -30,32 +31,16 @@ class Classifier(nn.Module, kw_only=True):
         return Dense(self.num_classes, dtype=self.dtype, kernel_init=normal_or_xavier(self.head_std))
 
     def __call__(self, image: Images, *, train: bool = False) -> Float[Array, "b k"]:
-        x = self.pooled(self.read(image, train=train), train=train)
+        class_alone = self.pool == "cls" and not self.is_mutable_collection("intermediates")
+        with first_tokens(1 if class_alone else None):
+            tokens = self.features(image, train=train)
+        x = self.pooled(tokens, train=train)
         return x if self.head is None else self.head(x)
 
     def features(self, image: Images, *, train: bool = False) -> Float[Array, "b n d"]:
         """The normalised tokens before the head, a class token first if there is one."""
         raise NotImplementedError
 
-    def read(self, image: Images, *, train: bool = False) -> Float[Array, "b n d"]:
-        """Of the features what `pooled` reads; an architecture may know how to save itself the rest."""
-        return self.features(image, train=train)
-
     def pooled(self, tokens: Float[Array, "b n d"], *, train: bool = False) -> Float[Array, "b k"]:
         """One vector an image, which the head reads."""
         return pool_tokens(tokens, self.pool)
-
-
-class SequenceClassifier(Classifier, kw_only=True):
-    """One whose last block can leave out what nobody reads; an architecture fills in `tokens`."""
-
-    def features(self, image: Images, *, train: bool = False) -> Float[Array, "b n d"]:
-        return self.tokens(image, None, train)
-
-    def read(self, image: Images, *, train: bool = False) -> Float[Array, "b n d"]:
-        class_alone = self.pool == "cls" and not self.is_mutable_collection("intermediates")
-        return self.tokens(image, 1 if class_alone else None, train)
-
-    def tokens(self, image: Images, first: int | None, train: bool) -> Float[Array, "b n d"]:
-        """The features; with `first`, only so many tokens leave the last block."""
-        raise NotImplementedError

@@ -21,6 +21,7 @@ from smallvit.layers import (
     Factory,
     LayerNorm,
     LSAOption,
+    Stage,
     WindowAttention,
     ramp,
 )
@@ -88,6 +89,7 @@ class CrossFormer(Classifier, kw_only=True):
                 )
             short, long = (min(h, window), min(w, window)), (-(-h // interval), -(-w // interval))
             mlp = partial(MLP, int(dim * self.mlp_ratio), self.dropout, dense)
+            blocks = []
             for i in range(depth):
                 bias = partial(
                     DynamicBias, dim // self.dim_head, long if i % 2 else short, max(dim // 16, 4), self.dtype
@@ -104,7 +106,8 @@ class CrossFormer(Classifier, kw_only=True):
                 grouped = (
                     partial(LongDistance, attention, interval) if i % 2 else partial(WindowAttention, attention, short)
                 )
-                x = Block(grouped, mlp, norm, drop_path=next(rates), name=f"stage_{stage}_block_{i}")(x, train=train)
+                blocks.append(partial(Block, grouped, mlp, norm, drop_path=next(rates)))
+            x = Stage(tuple(blocks), name=f"stage_{stage}")(x, train=train)
         return norm(name="norm")(rearrange(x, "b h w d -> b (h w) d"))
 
     def _stages(self) -> list[tuple[int, ...]]:

@@ -20,6 +20,7 @@ from smallvit.layers import (
     LSAOption,
     Pool,
     PositionEmbed,
+    Stage,
     normal_or_xavier,
     patch_embed,
 )
@@ -86,10 +87,8 @@ class CrossViT(Classifier, kw_only=True):
 
         def encode(x: Array, name: str, depth: int, heads: int, mlp_dim: int) -> Array:
             mlp = partial(MLP, mlp_dim, self.dropout, dense)
-            for i in range(depth):
-                block = Block(partial(attention, heads=heads), mlp, norm, drop_path=self.drop_path, name=f"{name}_{i}")
-                x = block(x, train=train)
-            return x
+            block = partial(Block, partial(attention, heads=heads), mlp, norm, drop_path=self.drop_path)
+            return Stage((block,) * depth, name=name)(x, train=train)
 
         read = partial(Block, partial(attention, heads=self.cross_attn_heads), None, norm, drop_path=self.drop_path)
         visit = partial(Visit, self.cross_attn_depth, read, norm, dense)
@@ -98,8 +97,8 @@ class CrossViT(Classifier, kw_only=True):
         image = resize(image, self.image_size if self.lg_image_size is None else self.lg_image_size)
         lg = self._embed(image, "lg", self.lg_dim, self.lg_patch_size, train)
         for i in range(self.depth):
-            sm = encode(sm, f"sm_{i}_block", self.sm_enc_depth, self.sm_enc_heads, self.sm_enc_mlp_dim)
-            lg = encode(lg, f"lg_{i}_block", self.lg_enc_depth, self.lg_enc_heads, self.lg_enc_mlp_dim)
+            sm = encode(sm, f"sm_{i}", self.sm_enc_depth, self.sm_enc_heads, self.sm_enc_mlp_dim)
+            lg = encode(lg, f"lg_{i}", self.lg_enc_depth, self.lg_enc_heads, self.lg_enc_mlp_dim)
             sm_cls = visit(name=f"sm_{i}_visit")(sm[:, :1], lg[:, 1:], train=train)
             lg_cls = visit(name=f"lg_{i}_visit")(lg[:, :1], sm[:, 1:], train=train)
             sm = jnp.concatenate([sm_cls, sm[:, 1:]], axis=1)

@@ -21,6 +21,7 @@ from smallvit.layers import (
     LayerNorm,
     LSAOption,
     Pool,
+    Stage,
     ramp,
 )
 from smallvit.layers.attention import head_dim
@@ -92,8 +93,9 @@ class CvT(Classifier, kw_only=True):
                 dtype=self.dtype,
             )
             mlp = partial(MLP, dim * self._of(stage, "mlp_mult"), self.dropout, dense)
-            for i, rate in enumerate(ramp(self.drop_path if stage == 2 else 0.0, self._of(stage, "depth"))):
-                x = Block(attention, mlp, norm, drop_path=rate, name=f"block_{stage}_{i}")(x, train=train)
+            rates = ramp(self.drop_path if stage == 2 else 0.0, self._of(stage, "depth"))
+            blocks = tuple(partial(Block, attention, mlp, norm, drop_path=rate) for rate in rates)
+            x = Stage(blocks, name=f"stage_{stage}")(x, train=train)
             if stage < 2:
                 x = rearrange(x, "b (h w) d -> b h w d", h=grid[0])
         return norm(name="norm")(x)

@@ -22,6 +22,7 @@ from smallvit.layers import (
     DropPath,
     Factory,
     LSAOption,
+    Stage,
     pool_tokens,
 )
 from smallvit.ops import (
@@ -124,8 +125,7 @@ class LeViT(Classifier, kw_only=True):
                 norm=None,
                 drop_path=self.drop_path,
             )
-            for i in range(depths[stage]):
-                x = block(name=f"block_{stage}_{i}")(x, train=train)
+            x = Stage((block,) * depths[stage], name=f"stage_{stage}")(x, train=train)
         return rearrange(x, "b h w d -> b (h w) d")
 
 

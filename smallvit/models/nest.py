@@ -20,6 +20,7 @@ from smallvit.layers import (
     LayerNorm,
     LSAOption,
     PositionEmbed,
+    Stage,
     patch_embed,
     ramp,
 )
@@ -94,8 +95,8 @@ class NesT(Classifier, kw_only=True):
                 attend=partial(Attend, lsa=self.lsa),
             )
             mlp = partial(MLP, dim * self.mlp_mult, self.dropout, dense)
-            for i in range(depth):
-                x = Block(attention, mlp, norm, drop_path=next(rates), name=f"block_{level}_{i}")(x, train=train)
+            blocks = tuple(partial(Block, attention, mlp, norm, drop_path=next(rates)) for _ in range(depth))
+            x = Stage(blocks, name=f"stage_{level}")(x, train=train)
             x = window_merge(x, (h, w), block_size)
         return norm(name="norm")(rearrange(x, "b h w d -> b (h w) d"))
 

@@ -13,6 +13,7 @@ from smallvit.layers import (
     Attend,
     Attention,
     Block,
+    Classifier,
     ClassToken,
     Conv,
     Dense,
@@ -21,8 +22,8 @@ from smallvit.layers import (
     LSAOption,
     Pool,
     PositionEmbed,
-    SequenceClassifier,
     SPTPool,
+    Stage,
 )
 from smallvit.ops import (
     Images,
@@ -38,7 +39,7 @@ from smallvit.ops import (
 from smallvit.registry import register
 
 
-class PiT(SequenceClassifier, kw_only=True):
+class PiT(Classifier, kw_only=True):
     image_size: Size
     patch_size: Size
     stride: Size | None = None  # None is half the patch, the authors' choice
@@ -63,7 +64,7 @@ class PiT(SequenceClassifier, kw_only=True):
     lsa: LSAOption = False
 
     @nn.compact
-    def tokens(self, image: Images, first: int | None, train: bool) -> Float[Array, "b n d"]:
+    def features(self, image: Images, *, train: bool = False) -> Float[Array, "b n d"]:
         image = check_image(image, self.image_size, self.dtype)
         heads, mlp_dims = (per_stage(name, getattr(self, name), len(self.depth)) for name in ("heads", "mlp_dim"))
         norm = partial(LayerNorm, epsilon=self.norm_eps, dtype=self.dtype)
@@ -95,10 +96,10 @@ class PiT(SequenceClassifier, kw_only=True):
                 attend=partial(Attend, lsa=self.lsa),
             )
             mlp = partial(MLP, mlp_dims[stage], self.dropout, dense)
-            for i in range(depth):
-                block = Block(attention, mlp, norm, drop_path=self.drop_path, name=f"stage_{stage}_block_{i}")
-                last = (stage + 1, i + 1) == (len(self.depth), depth)
-                x = block(x, first=first if last else None, train=train)
+            block = partial(Block, attention, mlp, norm, drop_path=self.drop_path)
+            last = stage + 1 == len(self.depth)
+            blocks = tuple(partial(block, last=last and i + 1 == depth) for i in range(depth))
+            x = Stage(blocks, name=f"stage_{stage}")(x, train=train)
         return norm(name="norm")(x)
 
     def _embed(self, image: Float[Array, "b H W c"], dense: Factory) -> Float[Array, "b h w d"]:

@@ -98,7 +98,7 @@ class RegionViT(Classifier, kw_only=True):
                 attend=partial(Attend, lsa=self.lsa),
             )
             before = sum(depths[:stage])
-            region, local = Stage(
+            region, local = RegionStage(
                 dim,
                 block,
                 tuple(rates[before : before + depths[stage]]),
@@ -124,7 +124,7 @@ class RegionViT(Classifier, kw_only=True):
         return conv(dim, 3, 1, 1, name="locals_2")(x)
 
 
-class Stage(nn.Module):
+class RegionStage(nn.Module):
     """Both grids are halved by the same convolution, then go through the blocks."""
 
     dim: int

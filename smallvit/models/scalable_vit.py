@@ -18,6 +18,7 @@ from smallvit.layers import (
     Factory,
     LayerNorm,
     LSAOption,
+    Stage,
     pool_tokens,
     ramp,
 )
@@ -91,11 +92,9 @@ class ScalableViT(Classifier, kw_only=True):
             ssa = partial(SSA, heads, dim_key, reduction, self.dropout, dense, conv, attend)
             iwsa = partial(IWSA, heads, window, self.dropout, dense, conv, attend)
             mlp = partial(MLP, int(dim * self.mlp_ratio), self.dropout, dense)
-            for i in range(depth):
-                block = partial(Block, iwsa if i % 2 else ssa, mlp, norm, drop_path=next(rates))
-                x = block(name=f"stage_{stage}_block_{i}")(x, train=train)
-                if i == 0:
-                    x = PEG(dtype=self.dtype, name=f"peg_{stage}")(x)
+            attentions = [iwsa if i % 2 else ssa for i in range(depth)]
+            blocks = tuple(partial(Block, each, mlp, norm, drop_path=next(rates)) for each in attentions)
+            x = Stage(blocks, partial(PEG, dtype=self.dtype), name=f"stage_{stage}")(x, train=train)
         return norm(name="norm")(rearrange(x, "b h w d -> b (h w) d"))
 
     def _of(self, field: str, stage: int) -> int:

@@ -23,6 +23,7 @@ from smallvit.layers import (
     LSAOption,
     PositionEmbed,
     RelativeBias,
+    Stage,
     WindowAttention,
     patch_embed,
     ramp,
@@ -104,9 +105,9 @@ class Swin(Classifier, kw_only=True):
                 attend=partial(Attend, lsa=self.lsa, bias=partial(RelativeBias, heads, window)),
             )
             mlp = partial(MLP, int(dim * self.mlp_ratio), self.dropout, dense)
-            for i in range(depth):
-                windows = partial(WindowAttention, attention, window, shift if i % 2 else 0)
-                x = Block(windows, mlp, norm, drop_path=next(rates), name=f"stage_{stage}_block_{i}")(x, train=train)
+            windows = [partial(WindowAttention, attention, window, shift if i % 2 else 0) for i in range(depth)]
+            blocks = tuple(partial(Block, each, mlp, norm, drop_path=next(rates)) for each in windows)
+            x = Stage(blocks, name=f"stage_{stage}")(x, train=train)
         return norm(name="norm")(rearrange(x, "b h w d -> b (h w) d"))
 
     def _window(self, grid: tuple[int, int]) -> tuple[tuple[int, int], tuple[int, int]]:

@@ -17,13 +17,13 @@ from smallvit.layers import (
     Attend,
     Attention,
     Block,
+    Classifier,
     ClassToken,
     Dense,
     Factory,
     LayerNorm,
     LSAOption,
     Pool,
-    SequenceClassifier,
     normal_or_xavier,
 )
 from smallvit.ops import (
@@ -40,7 +40,7 @@ from smallvit.ops import (
 from smallvit.registry import register
 
 
-class T2TViT(SequenceClassifier, kw_only=True):
+class T2TViT(Classifier, kw_only=True):
     image_size: Size
     dim: int
     depth: int
@@ -62,7 +62,7 @@ class T2TViT(SequenceClassifier, kw_only=True):
     lsa: LSAOption = False
 
     @nn.compact
-    def tokens(self, image: Images, first: int | None, train: bool) -> Float[Array, "b n d"]:
+    def features(self, image: Images, *, train: bool = False) -> Float[Array, "b n d"]:
         image = check_image(image, self.image_size, self.dtype)
         if not self.t2t_layers:
             raise ValueError("t2t_layers is empty: give a (kernel, stride) for each soft split, at least one")
@@ -99,8 +99,8 @@ class T2TViT(SequenceClassifier, kw_only=True):
         x = x + jnp.asarray(sinusoid(x.shape[1], self.dim), x.dtype)[None]
         x = nn.Dropout(self.emb_dropout, deterministic=not train, name="dropout")(x)
         for i, rate in enumerate(np.linspace(0, self.drop_path, self.depth)):
-            block = Block(attention, mlp, norm, drop_path=float(rate), name=f"block_{i}")
-            x = block(x, first=first if i + 1 == self.depth else None, train=train)
+            block = partial(Block, attention, mlp, norm, drop_path=float(rate), last=i + 1 == self.depth)
+            x = block(name=f"block_{i}")(x, train=train)
         return norm(name="norm")(x)
 
 

@@ -18,6 +18,7 @@ from smallvit.layers import (
     Factory,
     LayerNorm,
     LSAOption,
+    Stage,
     WindowAttention,
     patch_embed,
     ramp,
@@ -95,11 +96,10 @@ class TwinsSVT(Classifier, kw_only=True):
             local = partial(WindowAttention, attention, window)
             everywhere = partial(GlobalAttention, heads, k, self.dropout, dense, patch_norm, attend)
             mlp = partial(MLP, int(dim * self.mlp_ratio), self.dropout, dense)
-            for i in range(2 * depth):
-                block = partial(Block, everywhere if i % 2 else local, mlp, norm, drop_path=next(rates))
-                x = block(name=f"stage_{stage}_block_{i}")(x, train=train)
-                if i == 0:
-                    x = PEG(self.peg_kernel_size, self.dtype, name=f"peg_{stage}")(x)
+            attentions = [local, everywhere] * depth
+            blocks = tuple(partial(Block, each, mlp, norm, drop_path=next(rates)) for each in attentions)
+            peg = partial(PEG, self.peg_kernel_size, self.dtype)
+            x = Stage(blocks, peg, name=f"stage_{stage}")(x, train=train)
         return norm(name="norm")(rearrange(x, "b h w d -> b (h w) d"))
 
     def _stage(self, stage: int) -> tuple[int, Size, Size, int, int]:

@@ -16,6 +16,7 @@ from smallvit.layers import (
     Attend,
     Attention,
     Block,
+    Classifier,
     ClassToken,
     Dense,
     Factory,
@@ -24,7 +25,6 @@ from smallvit.layers import (
     PatchMerger,
     Pool,
     PositionEmbed,
-    SequenceClassifier,
     patch_embed,
 )
 from smallvit.ops import (
@@ -38,7 +38,7 @@ from smallvit.ops import (
 from smallvit.registry import register
 
 
-class ViT(SequenceClassifier, kw_only=True):
+class ViT(Classifier, kw_only=True):
     image_size: Size
     patch_size: Size
     dim: int
@@ -63,7 +63,7 @@ class ViT(SequenceClassifier, kw_only=True):
     lsa: LSAOption = False
 
     @nn.compact
-    def tokens(self, image: Images, first: int | None, train: bool) -> Float[Array, "b n d"]:
+    def features(self, image: Images, *, train: bool = False) -> Float[Array, "b n d"]:
         image = check_image(image, self.image_size, self.dtype)
         if self.patch_merge_layer is not None and not 1 <= self.patch_merge_layer <= self.depth:
             raise ValueError(f"patch_merge_layer={self.patch_merge_layer} must be from 1 to depth={self.depth}")
@@ -102,7 +102,7 @@ class ViT(SequenceClassifier, kw_only=True):
         x = nn.Dropout(self.emb_dropout, deterministic=not train, name="dropout")(x)
         for i in range(self.depth):
             last = i + 1 == self.depth and self.depth != self.patch_merge_layer
-            x = block(name=f"block_{i}")(x, first=first if last else None, train=train)
+            x = block(last=last, name=f"block_{i}")(x, train=train)
             if i + 1 == self.patch_merge_layer:
                 x = self._merge_patches(x)
         return norm(name="norm")(x)

@@ -1,6 +1,7 @@
 """What a user can say about a training run: the library's configuration, the command line and the run's config file."""
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import MISSING, Field, asdict, dataclass, field, fields, replace
 from pathlib import Path
@@ -244,10 +245,16 @@ class TrainConfig:
     def __post_init__(self) -> None:
         if self.minutes is not None and self.epochs is not None:
             raise ValueError("both minutes and epochs are given: leave one out")
+        for name, value in flat(asdict(self)).items():
+            if isinstance(value, float) and not math.isfinite(value):
+                raise ValueError(f"{name}={value} must be a finite number")
         for name in ("minutes", "epochs"):
             value = getattr(self, name)
             if value is not None and not value > 0:
                 raise ValueError(f"{name}={value} must be positive")
+        for name in ("seed", "split_seed"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name}={getattr(self, name)} must not be negative")
         if (self.mean is None) != (self.std is None):
             raise ValueError("mean and std belong together: give both, or none")
         if self.std is not None and min(self.std, default=0.0) <= 0:
