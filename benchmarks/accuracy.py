@@ -20,6 +20,7 @@ import sys
 import tempfile
 import time
 from collections import defaultdict
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -35,6 +36,7 @@ PEERS = (
     "vit_pytorch_cct_2",
     "timm_vit_tiny",
 )
+POLICY = "+policy"
 OURS = ("hybrid_vit_tiny", "hybrid_vit_small", "hybrid_vit_base", "sl_vit_tiny_data")
 
 
@@ -51,16 +53,23 @@ def side(folder: str) -> str:
 
 
 def time_ours(name: str, folder: str) -> float:
-    """Images a second of our fastest training step, augmentation and optimiser included; in seconds of the CPU."""
+    """Images a second of our fastest training step, augmentation and optimiser included; in seconds of the CPU.
+
+    NAME+policy has the augmentation of long runs, which takes a tenth of the time of a small model.
+    """
     import numpy as np
 
     import smallvit
+    from smallvit.training.choice import choose_augmentation
     from smallvit.training.mesh import make_mesh
     from smallvit.training.recipe import RECIPES
     from smallvit.training.step import Pace
     from smallvit.training.trainer import Trainer
 
     data, recipe = read(folder), RECIPES["default"]
+    name, plus, _ = name.partition(POLICY)
+    if plus:
+        recipe = replace(recipe, augment=replace(recipe.augment, **choose_augmentation(float("inf"))))
     model = smallvit.create_model(name, num_classes=len(data.classes), image_size=data.preprocess.size)
     trainer = Trainer(model, recipe, data, make_mesh(None), recipe.batch_size, 0, accumulate=1, remat=False)
     state, times = trainer.init(), []
@@ -75,7 +84,7 @@ def time_ours(name: str, folder: str) -> float:
 def measure_speeds(folders: list[str], only: list[str]) -> None:
     speeds = json.loads(SPEEDS.read_text()) if SPEEDS.exists() else {}
     for folder in folders:
-        for name in only or [*(f"ours:{name}" for name in OURS), *PEERS]:
+        for name in only or [*(f"ours:{name}{plus}" for name in OURS for plus in ("", POLICY)), *PEERS]:
             if name.startswith("ours:"):
                 speed = time_ours(name.removeprefix("ours:"), folder)
             else:
@@ -100,12 +109,16 @@ def run_one(job: dict[str, Any]) -> dict[str, Any]:
         found = train_peer(name, data, steps, seed)
         return {**job, "epochs": round(images[name] / len(data.train), 1), **found}
 
-    from smallvit.training.choice import MODELS, choose_model
+    from smallvit.training.choice import MODELS, choose_augmentation, choose_model
 
     model = name.removeprefix("ours").removeprefix(":")
     if not model:
         model = choose_model({each: images[f"ours:{each}"] / len(data.train) for each in MODELS})
     epochs = images[f"ours:{model}"] / len(data.train)
+    given = job.get("options", [])
+    policy = given[given.index("--policy") + 1] if "--policy" in given else choose_augmentation(epochs).get("policy")
+    if policy not in (None, "none"):
+        epochs = images[f"ours:{model}{POLICY}"] / len(data.train)
     with tempfile.TemporaryDirectory() as runs:
         begun = time.monotonic()
         command = [sys.executable, "-m", "smallvit.cli", "train", folder, "--model", model, "--epochs", f"{epochs:.4f}"]
