@@ -17,7 +17,7 @@ from smallvit.training.config import DEFAULT_MINUTES, TrainConfig
 from smallvit.training.recipe import RECIPES
 
 # From small to large: each is chosen if it has so many epochs. docs/results.md has what supports it.
-MODELS = {"hybrid_vit_tiny": 0.0, "hybrid_vit_small": 50.0, "hybrid_vit_base": 80.0}
+MODELS = {"hybrid_vit_tiny": 0.0, "hybrid_vit_small": 35.0, "hybrid_vit_base": 80.0}
 # What the augmentation gains from so many epochs on: the more often an image is seen, the more it has to change.
 AUGMENTATION: dict[float, dict[str, Any]] = {
     0.0: {},

@@ -78,7 +78,9 @@ class RecipeOptions:
     learning_rate: Annotated[float | None, _of_recipe("learning_rate", "FLOAT")] = None
     """Peak learning rate."""
     weight_decay: Annotated[float | None, _of_recipe("weight_decay", "FLOAT")] = None
-    """Weight decay: with `default` over the whole run, otherwise per step as in AdamW."""
+    """Weight decay, as in AdamW: multiplied by the learning rate in every step."""
+    matrix_rate: Annotated[float | None, _of_recipe("matrix_rate", "FLOAT")] = None
+    """Peak learning rate of the hidden matrices, where Muon trains them."""
     warmup: Annotated[float | None, _of_recipe("warmup", "FLOAT")] = None
     """Warm-up, as a fraction of all steps."""
     clip: Annotated[float | None, _of_recipe("clip", "FLOAT")] = None

@@ -69,11 +69,7 @@ class Plan:
         """What the schedule says for a step, at its middle."""
         before, behind = self.progress(step), self.progress(step + 1)
         rate = rate_at(recipe, (before + behind) / 2)
-        if recipe.decay == "run":
-            # The shares of all steps add up to weight_decay: a schedule is half of its peak on average.
-            decay = recipe.weight_decay * rate * (behind - before) / (1.0 if recipe.schedule == "constant" else 0.5)
-        else:
-            decay = recipe.weight_decay * recipe.learning_rate * rate
+        decay = recipe.weight_decay * recipe.learning_rate * rate
         ema = max(0.0, 1 - (behind - before) / recipe.ema) if recipe.ema else 0.0
         return Pace(np.float32(rate), np.float32(min(decay, 1.0)), np.float32(ema))
 

@@ -7,21 +7,19 @@ from smallvit.augment import Augment
 
 Optimiser = Literal["adamw", "muon"]
 Schedule = Literal["linear", "cosine", "constant"]
-Decay = Literal["rate", "run"]
 Freeze = Literal["none", "backbone"]
 
 
 @dataclass(frozen=True)
 class Recipe:
     learning_rate: float  # peak, of AdamW
-    weight_decay: float
+    weight_decay: float  # a step takes away weight_decay x learning_rate x the schedule, as in AdamW
     batch_size: int = 128
     optimiser: Optimiser = "adamw"
     matrix_rate: float = 0.02  # peak learning rate of the matrices that Muon trains; AdamW has the rest
     schedule: Schedule = "cosine"  # what follows the warm-up
     warmup: float = 0.1  # share of all steps in which the rate grows linearly
     floor: float = 0.0  # the learning rate that a schedule begins and ends with
-    decay: Decay = "rate"  # a step takes away weight_decay x rate, as in AdamW; "run": all steps together weight_decay
     decay_all: bool = False  # weight decay on every parameter, not on the kernels alone
     clip: float = 0.0  # largest norm of the gradient; 0 leaves it as it is
     ema: float = 0.0  # horizon of the average of the weights, as a share of all steps; the average is what is kept
@@ -57,8 +55,7 @@ RECIPES: dict[str, Recipe] = {
     # augmentation by the number of epochs that fit.
     "default": Recipe(
         learning_rate=2e-3,
-        weight_decay=1.0,
-        decay="run",
+        weight_decay=2.0,  # 0.004 of a weight at the peak
         optimiser="muon",
         schedule="linear",
         batch_size=64,
