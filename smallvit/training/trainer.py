@@ -15,7 +15,7 @@ from smallvit.data import Dataset, Split, batch_indices
 from smallvit.layers import Classifier
 from smallvit.runs.prediction import make_predict
 from smallvit.runs.scores import Scores, score_split
-from smallvit.training.mesh import over_images, over_weights, replicated, spread
+from smallvit.training.mesh import on_mesh, over_images, over_weights, replicated, spread
 from smallvit.training.optimiser import optimiser
 from smallvit.training.own import Own
 from smallvit.training.recipe import Recipe
@@ -60,9 +60,11 @@ class Trainer:
             lambda variables: first_state(recipe, update, variables), out_shardings=self._shardings
         )
         self._init: Any = jax.jit(init, out_shardings=self._shardings)
-        self._step: Any = jax.jit(step, donate_argnums=0, out_shardings=(self._shardings, replicated(mesh)))
+        self._step: Any = jax.jit(
+            on_mesh(mesh, step), donate_argnums=0, out_shardings=(self._shardings, replicated(mesh))
+        )
         self._predict: Any = jax.jit(
-            lambda state, images: predict(state.variables, images), out_shardings=replicated(mesh)
+            on_mesh(mesh, lambda state, images: predict(state.variables, images)), out_shardings=replicated(mesh)
         )
         self._whole = jax.jit(lambda state: state.variables, out_shardings=replicated(mesh))
 
