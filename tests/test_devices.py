@@ -15,7 +15,8 @@ pytestmark = pytest.mark.skipif(kernels.status().instruction_set is None, reason
 
 def run(script: str) -> str:
     """What the script prints where there are two devices."""
-    env = {**os.environ, "XLA_FLAGS": "--xla_force_host_platform_device_count=2", "JAX_PLATFORMS": "cpu"}
+    flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=2"
+    env = {**os.environ, "XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"}
     command = [sys.executable, "-c", textwrap.dedent(script)]
     done = subprocess.run(
         command, env=env, cwd=Path(__file__).parent.parent, capture_output=True, text=True, timeout=300

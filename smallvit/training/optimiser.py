@@ -98,11 +98,8 @@ def _orthogonal(updates: PyTree, _: PyTree) -> PyTree:
     for i, matrix in enumerate(wide):
         groups.setdefault(matrix.shape, []).append(i)
 
-    def step(_: int, stacks: list[jax.Array]) -> list[jax.Array]:
-        return list(map(_newton_schulz, stacks))
-
     stacks = [jnp.stack([wide[i] for i in group]) for group in groups.values()]
-    stacks = jax.lax.fori_loop(0, _STEPS, step, stacks)
+    stacks = jax.lax.fori_loop(0, _STEPS, lambda _, stacks: list(map(_newton_schulz, stacks)), stacks)
     for group, stack in zip(groups.values(), stacks, strict=True):
         for i, found in zip(group, stack, strict=True):
             inputs, outputs = matrices[i].shape
