@@ -16,9 +16,9 @@ from jax.sharding import PartitionSpec
 PATH = Path(__file__).with_name("libsmallvit_kernels.so")
 VARIABLE = "SMALLVIT_KERNELS"  # avx512, avx2, portable: this instruction set; 0: off; unset: the best there is
 
-# The handlers: arguments, then results, a letter each. On several devices the leading axis of r is spread over them, and
-# the last axis of c; w is whole on each; m too, and one of its maps belongs to a row by the row's number; the devices'
-# results s are added up.
+# The handlers: arguments, then results, a letter each, for how they lie on several devices. r: each device has its part
+# of the leading axis; c: of the last one; w: each has the whole; m: the same, masks that rows take in turn; s: each has
+# a sum over its rows, and all are added up.
 _HANDLERS = {
     "attention_forward": "rrrwwm->rr",
     "attention_backward": "rrrwwmrr->rrrrs",
@@ -154,7 +154,7 @@ def call(
         return _call(name, results, args, attributes)
     local = [_part(result, kind, mesh.size) for result, kind in zip(results, returns, strict=True)]
 
-    def run(*args: jax.Array) -> tuple[jax.Array, ...]:
+    def run(*args: jax.Array | np.ndarray) -> tuple[jax.Array, ...]:
         found = zip(_call(name, local, args, attributes), returns, strict=True)
         return tuple(jax.lax.psum(each, mesh.axis_names) if kind == "s" else each for each, kind in found)
 

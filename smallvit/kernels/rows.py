@@ -91,9 +91,7 @@ def _batch_backward(
     out = none if y is None else y
     dscale, dbias = call("batch_sums", [like(scale), like(scale)], x, mean, var, out, dy, **constants)
     results = [like(x), like(none if adds is None or not relu else x)]
-    dx, dmore = call(
-        "batch_backward", results, x, scale, mean, var, out, dy, dscale, dbias, **constants, rows=rows
-    )
+    dx, dmore = call("batch_backward", results, x, scale, mean, var, out, dy, dscale, dbias, **constants, rows=rows)
     return dx, dscale, dbias, None if adds is None else dmore if relu else dy
 
 
