@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import tyro
+from optax.contrib import scale_by_muon
 
 from smallvit import create_model
 from smallvit.augment import Augment, augment_batch
@@ -21,7 +22,7 @@ from smallvit.runs.saved import Spec, from_pretrained, save_model
 from smallvit.training import RECIPES, MachineOptions, Recipe, RecipeOptions, RunOptions, TrainConfig
 from smallvit.training.choice import choose_augmentation, choose_model
 from smallvit.training.mesh import make_mesh
-from smallvit.training.optimiser import kernels, optimiser
+from smallvit.training.optimiser import _as_matrices, kernels, optimiser
 from smallvit.training.plan import MOMENTS, Plan, rate_at
 from smallvit.training.step import Pace, make_init, make_step
 from smallvit.training.trainer import Trainer, _class_weights
@@ -161,6 +162,26 @@ def test_muon_trains_the_hidden_matrices_and_adam_the_rest():
         assert 0.6 < values.min() < values.max() < 1.3
     for path, leaf in by_path({name: updates[name] for name in ("head", "few", "norm")}).items():
         np.testing.assert_allclose(np.abs(leaf), 1e-3, rtol=1e-3, err_msg=path)  # Adam's first step
+
+
+def test_muon_is_that_of_optax():
+    shapes = {"a": (32, 64), "b": (64, 32), "c": (3, 3, 16, 32), "d": (32, 64), "e": (20, 20)}
+    key, names = jax.random.key(0), list(shapes)
+    recipe = Recipe(learning_rate=1e-3, weight_decay=0.0, optimiser="muon", matrix_rate=1.0)
+    ours, optaxs = optimiser(recipe), scale_by_muon(weight_dimension_numbers=_as_matrices)
+    params = {name: {"kernel": jnp.zeros(shapes[name])} for name in names}
+    state, theirs = ours.init(params), optaxs.init(params)
+    for step in range(2):
+        keys = jax.random.split(jax.random.fold_in(key, step), len(names))
+        grads = {
+            name: {"kernel": jax.random.normal(each, shapes[name])} for name, each in zip(names, keys, strict=True)
+        }
+        updates, state = ours.update(grads, state, params)
+        expected, theirs = optaxs.update(grads, theirs, params)
+    for name in names:
+        wanted = np.asarray(expected[name]["kernel"])
+        wider = max(1.0, wanted.shape[-1] ** 2 / wanted.size) ** 0.5
+        np.testing.assert_allclose(updates[name]["kernel"], -wider * wanted, atol=1e-5)
 
 
 class Small:

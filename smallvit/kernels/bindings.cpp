@@ -447,15 +447,25 @@ ffi::Error norm_backward(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::AnyBuffer 
   });
 }
 
-BatchNorm read_batch_norm(const ffi::AnyBuffer& x, const ffi::AnyBuffer& scale, bool relu) {
+BatchNorm read_batch_norm(const ffi::AnyBuffer& x, bool relu = false) {
   BatchNorm task;
   read_rows(x, task.rows, task.d);
   need(task.rows >= 1, "x must have a row");
-  need(is(scale, {task.d}), "scale must have a number for each column of x");
-  task.scale = floats(scale);
   task.x = x.untyped_data();
   task.relu = relu;
   return task;
+}
+
+const float* per_column(const ffi::AnyBuffer& values, const BatchNorm& task) {
+  need(is(values, {task.d}), "there must be a number for each column of x");
+  return floats(values);
+}
+
+void read_gradient(const ffi::AnyBuffer& x, const ffi::AnyBuffer& out, const ffi::AnyBuffer& dy, BatchNorm& task) {
+  need(is(dy, {task.rows, task.d}) && dy.element_type() == x.element_type(), "dy must be like x");
+  need(!task.relu || (is(out, {task.rows, task.d}) && out.element_type() == x.element_type()), "out must be like x");
+  task.dy = dy.untyped_data();
+  task.out = out.untyped_data();
 }
 
 void divide(float* x, int64_t size, int64_t by) {
@@ -467,60 +477,79 @@ void invert(const float* var, int64_t size, float epsilon, float* inverse) {
   for (int64_t i = 0; i < size; i++) inverse[i] = 1.0f / std::sqrt(var[i] + epsilon);
 }
 
-ffi::Error batch_forward(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::AnyBuffer scale, ffi::AnyBuffer bias,
-                         ffi::AnyBuffer more, ffi::Result<ffi::AnyBuffer> y, ffi::Result<ffi::AnyBuffer> mean,
-                         ffi::Result<ffi::AnyBuffer> var, float epsilon, bool relu) {
+// The share of these rows in the mean of each column over `rows` rows, of which other devices may have some; or, given
+// the means, in the variance.
+ffi::Error column_means(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::AnyBuffer mean, ffi::Result<ffi::AnyBuffer> result,
+                        int64_t rows) {
   return guarded([&] {
-    BatchNorm task = read_batch_norm(x, scale, relu);
-    need(is(bias, {task.d}), "bias must have a number for each column of x");
-    task.bias = floats(bias);
+    BatchNorm task = read_batch_norm(x);
+    if (mean.element_count()) task.mean = per_column(mean, task);
+    float* means = sized(result, {task.d});
+    const Kernels& kernels = kernels_for(x);
+    const auto add = task.mean ? kernels.column_squares : kernels.column_sums;
+    sum_over_rows(pool, task.rows, task.d, {means},
+                  [&](int64_t from, int64_t to, float* sums) { add(task, from, to, sums); });
+    divide(means, task.d, rows);
+  });
+}
+
+ffi::Error batch_forward(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::AnyBuffer scale, ffi::AnyBuffer bias,
+                         ffi::AnyBuffer mean, ffi::AnyBuffer var, ffi::AnyBuffer more, ffi::Result<ffi::AnyBuffer> y,
+                         float epsilon, bool relu) {
+  return guarded([&] {
+    BatchNorm task = read_batch_norm(x, relu);
+    task.scale = per_column(scale, task), task.bias = per_column(bias, task), task.mean = per_column(mean, task);
     if (more.element_count()) {
       need(is(more, {task.rows, task.d}) && more.element_type() == x.element_type(), "more must be like x");
       task.more = more.untyped_data();
     }
     task.y = same(y, x);
-    float *means = sized(mean, {task.d}), *vars = sized(var, {task.d});
-    const Kernels& kernels = kernels_for(x);
-    sum_over_rows(pool, task.rows, task.d, {means},
-                  [&](int64_t from, int64_t to, float* sums) { kernels.column_sums(task, from, to, sums); });
-    divide(means, task.d, task.rows);
-    task.mean = means;
-    sum_over_rows(pool, task.rows, task.d, {vars},
-                  [&](int64_t from, int64_t to, float* sums) { kernels.column_squares(task, from, to, sums); });
-    divide(vars, task.d, task.rows);
     const Floats inverse(task.d);
-    invert(vars, task.d, epsilon, inverse.data());
+    invert(per_column(var, task), task.d, epsilon, inverse.data());
     task.inverse = inverse.data();
+    const Kernels& kernels = kernels_for(x);
     over_rows(pool, task.rows, task.d, [&](int64_t from, int64_t to) { kernels.batch_forward(task, from, to); });
   });
 }
 
-ffi::Error batch_backward(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::AnyBuffer scale, ffi::AnyBuffer mean,
-                          ffi::AnyBuffer var, ffi::AnyBuffer out, ffi::AnyBuffer dy, ffi::Result<ffi::AnyBuffer> dx,
-                          ffi::Result<ffi::AnyBuffer> dscale, ffi::Result<ffi::AnyBuffer> dbias,
-                          ffi::Result<ffi::AnyBuffer> dmore, float epsilon, bool relu) {
+// The gradients of scale and bias, from these rows.
+ffi::Error batch_sums(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::AnyBuffer mean, ffi::AnyBuffer var,
+                      ffi::AnyBuffer out, ffi::AnyBuffer dy, ffi::Result<ffi::AnyBuffer> dscale,
+                      ffi::Result<ffi::AnyBuffer> dbias, float epsilon, bool relu) {
   return guarded([&] {
-    BatchNorm task = read_batch_norm(x, scale, relu);
-    need(is(mean, {task.d}) && is(var, {task.d}), "mean and var must have a number for each column of x");
-    need(is(dy, {task.rows, task.d}) && dy.element_type() == x.element_type(), "dy must be like x");
-    need(!relu || (is(out, {task.rows, task.d}) && out.element_type() == x.element_type()), "out must be like x");
-    task.mean = floats(mean);
-    task.dy = dy.untyped_data();
-    task.out = out.untyped_data();
-    task.dx = same(dx, x);
-    if (dmore->element_count()) task.dmore = same(dmore, x);
-    const Floats inverse(task.d), means(2 * task.d);
-    invert(floats(var), task.d, epsilon, inverse.data());
+    BatchNorm task = read_batch_norm(x, relu);
+    read_gradient(x, out, dy, task);
+    task.mean = per_column(mean, task);
+    const Floats inverse(task.d);
+    invert(per_column(var, task), task.d, epsilon, inverse.data());
     task.inverse = inverse.data();
     float *g = sized(dbias, {task.d}), *gy = sized(dscale, {task.d});
     const Kernels& kernels = kernels_for(x);
     sum_over_rows(pool, task.rows, task.d, {g, gy}, [&](int64_t from, int64_t to, float* sums) {
       kernels.batch_sums(task, from, to, sums, sums + task.d);
     });
-    std::copy(g, g + task.d, means.data());
-    std::copy(gy, gy + task.d, means.data() + task.d);
-    divide(means.data(), 2 * task.d, task.rows);
+  });
+}
+
+// The gradients of x and `more`; those of scale and bias are the sums over `rows` rows, as many as the means are of.
+ffi::Error batch_backward(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::AnyBuffer scale, ffi::AnyBuffer mean,
+                          ffi::AnyBuffer var, ffi::AnyBuffer out, ffi::AnyBuffer dy, ffi::AnyBuffer dscale,
+                          ffi::AnyBuffer dbias, ffi::Result<ffi::AnyBuffer> dx, ffi::Result<ffi::AnyBuffer> dmore,
+                          float epsilon, bool relu, int64_t rows) {
+  return guarded([&] {
+    BatchNorm task = read_batch_norm(x, relu);
+    read_gradient(x, out, dy, task);
+    task.scale = per_column(scale, task), task.mean = per_column(mean, task);
+    task.dx = same(dx, x);
+    if (dmore->element_count()) task.dmore = same(dmore, x);
+    const Floats inverse(task.d), means(2 * task.d);
+    invert(per_column(var, task), task.d, epsilon, inverse.data());
+    task.inverse = inverse.data();
+    std::copy_n(per_column(dbias, task), task.d, means.data());
+    std::copy_n(per_column(dscale, task), task.d, means.data() + task.d);
+    divide(means.data(), 2 * task.d, rows);
     task.g_mean = means.data(), task.gy_mean = means.data() + task.d;
+    const Kernels& kernels = kernels_for(x);
     over_rows(pool, task.rows, task.d, [&](int64_t from, int64_t to) { kernels.batch_backward(task, from, to); });
   });
 }
@@ -839,9 +868,12 @@ HANDLER(smallvit_packed_forward, packed_forward, ARG ARG ARG ARG RET RET.Attr<bo
 HANDLER(smallvit_packed_backward, packed_backward, ARG ARG ARG ARG ARG ARG RET RET RET.Attr<bool>("mask_diagonal"));
 HANDLER(smallvit_norm_forward, norm_forward, ARG ARG ARG RET.Attr<float>("epsilon"));
 HANDLER(smallvit_norm_backward, norm_backward, ARG ARG ARG RET RET RET.Attr<float>("epsilon"));
-HANDLER(smallvit_batch_forward, batch_forward, ARG ARG ARG ARG RET RET RET.Attr<float>("epsilon").Attr<bool>("relu"));
+HANDLER(smallvit_column_means, column_means, ARG ARG RET.Attr<int64_t>("rows"));
+HANDLER(smallvit_batch_forward, batch_forward,
+        ARG ARG ARG ARG ARG ARG RET.Attr<float>("epsilon").Attr<bool>("relu"));
+HANDLER(smallvit_batch_sums, batch_sums, ARG ARG ARG ARG ARG RET RET.Attr<float>("epsilon").Attr<bool>("relu"));
 HANDLER(smallvit_batch_backward, batch_backward,
-        ARG ARG ARG ARG ARG ARG RET RET RET RET.Attr<float>("epsilon").Attr<bool>("relu"));
+        ARG ARG ARG ARG ARG ARG ARG ARG RET RET.Attr<float>("epsilon").Attr<bool>("relu").Attr<int64_t>("rows"));
 HANDLER(smallvit_gelu_forward, gelu_forward, ARG ARG RET);
 HANDLER(smallvit_gelu_backward, gelu_backward, ARG ARG ARG RET RET);
 HANDLER(smallvit_transpose, transpose, ARG RET);

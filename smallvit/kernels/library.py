@@ -11,32 +11,38 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import PartitionSpec
 
 PATH = Path(__file__).with_name("libsmallvit_kernels.so")
 VARIABLE = "SMALLVIT_KERNELS"  # avx512, avx2, portable: this instruction set; 0: off; unset: the best there is
 
-_HANDLERS = (
-    "attention_forward",
-    "attention_backward",
-    "packed_forward",
-    "packed_backward",
-    "norm_forward",
-    "norm_backward",
-    "batch_forward",
-    "batch_backward",
-    "gelu_forward",
-    "gelu_backward",
-    "transpose",
-    "unfold",
-    "fold",
-    "dense",
-    "dense_gelu",
-    "dense_gradient",
-    "conv",
-    "conv_gradient",
-    "depthwise",
-    "depthwise_gradient",
-)
+# The handlers: arguments, then results, a letter each, for how they lie on several devices. r: each device has its part
+# of the leading axis; c: of the last one; w: each has the whole; m: the same, masks that rows take in turn; s: each has
+# a sum over its rows, and all are added up.
+_HANDLERS = {
+    "attention_forward": "rrrwwm->rr",
+    "attention_backward": "rrrwwmrr->rrrrs",
+    "packed_forward": "rwwm->rr",
+    "packed_backward": "rwwmrr->rrs",
+    "norm_forward": "rww->r",
+    "norm_backward": "rwr->rss",
+    "column_means": "rw->s",
+    "batch_forward": "rwwwwr->r",
+    "batch_sums": "rwwrr->ss",
+    "batch_backward": "rwwwrrww->rr",
+    "gelu_forward": "rw->r",
+    "gelu_backward": "rwr->rs",
+    "transpose": "r->c",
+    "unfold": "r->r",
+    "fold": "r->r",
+    "dense": "rww->r",
+    "dense_gelu": "rww->rr",
+    "dense_gradient": "rr->ss",
+    "conv": "rw->r",
+    "conv_gradient": "rr->s",
+    "depthwise": "rw->r",
+    "depthwise_gradient": "rr->s",
+}
 
 # jax traces anew when it changes: a function that was traced before does not bring its kernels along.
 _off = jax.make_user_context(False)
@@ -104,10 +110,12 @@ def status() -> Status:
 def usable() -> bool:
     """Whether what is traced now may contain native kernels.
 
-    Not with several devices: XLA does not know how to divide a foreign function, and each would compute everything.
+    With several devices only where a mesh is set (`jax.set_mesh`), over which the calls are spread: XLA does not know
+    how to divide a foreign function, and each device would compute everything.
     """
     found = status().instruction_set is not None
-    return not _off.value and found and jax.default_backend() == "cpu" and jax.device_count() == 1
+    one = jax.device_count() == 1 or not jax.sharding.get_abstract_mesh().empty
+    return not _off.value and found and jax.default_backend() == "cpu" and one
 
 
 @contextmanager
@@ -135,9 +143,39 @@ def call(
     name: str,
     results: list[jax.ShapeDtypeStruct],
     *args: jax.Array | np.ndarray,
-    **attributes: bool | np.float32 | np.ndarray,
+    **attributes: bool | np.float32 | np.int64 | np.ndarray,
 ) -> Sequence[jax.Array]:
-    """The results of one handler. Under vmap one call after the other."""
+    """The results of one handler, each device computing its rows. Under vmap one call after the other."""
     if status().instruction_set is None:
         raise ValueError(f"{status()}: ask smallvit.kernels.usable() first")
+    mesh = jax.sharding.get_abstract_mesh()
+    arguments, _, returns = _HANDLERS[name].partition("->")
+    if mesh.size < 2 or mesh.manual_axes or not _divides(mesh.size, arguments, args):
+        return _call(name, results, args, attributes)
+    local = [_part(result, kind, mesh.size) for result, kind in zip(results, returns, strict=True)]
+
+    def run(*args: jax.Array | np.ndarray) -> tuple[jax.Array, ...]:
+        found = zip(_call(name, local, args, attributes), returns, strict=True)
+        return tuple(jax.lax.psum(each, mesh.axis_names) if kind == "s" else each for each, kind in found)
+
+    specs = {"r": PartitionSpec(mesh.axis_names), "c": PartitionSpec(None, mesh.axis_names)}
+    ins, outs = (tuple(specs.get(kind, PartitionSpec()) for kind in kinds) for kinds in (arguments, returns))
+    return jax.shard_map(run, in_specs=ins, out_specs=outs, check_vma=False)(*args)
+
+
+def _call(name: str, results: list[jax.ShapeDtypeStruct], args: Sequence, attributes: dict) -> Sequence[jax.Array]:
     return jax.ffi.ffi_call(f"smallvit_{name}", results, vmap_method="sequential")(*args, **attributes)
+
+
+def _divides(parts: int, kinds: str, args: Sequence[jax.Array | np.ndarray]) -> bool:
+    """Whether each device gets as many rows, and the same maps for them."""
+    rows = len(args[0])
+    maps = [len(arg) for arg, kind in zip(args, kinds, strict=True) if kind == "m"]
+    return rows % parts == 0 and all(rows // parts % number == 0 for number in maps if number)
+
+
+def _part(result: jax.ShapeDtypeStruct, kind: str, parts: int) -> jax.ShapeDtypeStruct:
+    shape = list(result.shape)
+    if kind in "rc":
+        shape[0 if kind == "r" else -1] //= parts
+    return jax.ShapeDtypeStruct(shape, result.dtype)

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from smallvit.kernels.library import call, like, some, usable
+from smallvit.kernels.library import call, like, optional, some, usable
 
 
 def takes_rows(x: Array) -> bool:
@@ -74,9 +74,11 @@ _layer_norm.defvjp(_norm_forward, _norm_backward)
 def _batch_forward(
     epsilon: float, relu: bool, x: Array, scale: Array, bias: Array, more: Array | None
 ) -> tuple[tuple[Array, Array, Array], tuple]:
-    results = [like(x), like(scale), like(scale)]
     added = jnp.zeros((0, 0), x.dtype) if more is None else more
-    y, mean, var = call("batch_forward", results, x, scale, bias, added, epsilon=np.float32(epsilon), relu=relu)
+    rows, constants = np.int64(len(x)), dict(epsilon=np.float32(epsilon), relu=relu)
+    (mean,) = call("column_means", [like(scale)], x, optional(None, 1), rows=rows)
+    (var,) = call("column_means", [like(scale)], x, mean, rows=rows)
+    (y,) = call("batch_forward", [like(x)], x, scale, bias, mean, var, added, **constants)
     return (y, mean, var), (x, scale, mean, var, y if relu else None, None if more is None else scale)
 
 
@@ -85,11 +87,11 @@ def _batch_backward(
 ) -> tuple[Array, Array, Array, Array | None]:
     x, scale, mean, var, y, adds = saved  # None where nothing was added
     none, dy = jnp.zeros((0, 0), x.dtype), cotangents[0]
-    results = [like(x), like(scale), like(scale), like(none if adds is None or not relu else x)]
+    rows, constants = np.int64(len(x)), dict(epsilon=np.float32(epsilon), relu=relu)
     out = none if y is None else y
-    dx, dscale, dbias, dmore = call(
-        "batch_backward", results, x, scale, mean, var, out, dy, epsilon=np.float32(epsilon), relu=relu
-    )
+    dscale, dbias = call("batch_sums", [like(scale), like(scale)], x, mean, var, out, dy, **constants)
+    results = [like(x), like(none if adds is None or not relu else x)]
+    dx, dmore = call("batch_backward", results, x, scale, mean, var, out, dy, dscale, dbias, **constants, rows=rows)
     return dx, dscale, dbias, None if adds is None else dmore if relu else dy
 
 

@@ -1,6 +1,7 @@
 """One mesh of devices for everything: images are spread over all of it, the weights over its axis `fsdp`."""
 
 from collections.abc import Callable
+from functools import wraps
 from typing import Any
 
 import jax
@@ -45,6 +46,17 @@ def over_weights(mesh: Mesh, state: PyTree) -> PyTree:
         return NamedSharding(mesh, PartitionSpec(*[None] * longest, "fsdp"))
 
     return jax.tree.map(sharding, state)
+
+
+def on_mesh(mesh: Mesh, run: Callable[..., Any]) -> Callable[..., Any]:
+    """`run`, traced as a program for this mesh, over which its native kernels are spread."""
+
+    @wraps(run)
+    def traced(*args: Any) -> Any:
+        with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
+            return run(*args)
+
+    return traced
 
 
 def spread(mesh: Mesh, size: int, rows: Callable[[slice], np.ndarray]) -> jax.Array:

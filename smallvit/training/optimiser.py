@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import optax
 from jax.tree_util import KeyPath
-from jaxtyping import PyTree
+from jaxtyping import Array, Float, PyTree
 from optax.contrib import MuonDimensionNumbers, scale_by_muon
 
 from smallvit.training.own import Optimiser
@@ -16,6 +16,7 @@ from smallvit.training.recipe import Recipe
 HEADS = ("head", "distill_head")
 _BLOCK = re.compile(r"(block|conv|pair|token|down)(_\d+)+$")  # how layers of some depth are named
 
+_STEPS, _COEFFICIENTS = 5, (3.4445, -4.775, 2.0315)  # of Newton-Schulz, as in Muon's first version
 _FEWEST = 16  # inputs and outputs of a matrix that Muon trains: a smaller one has no spectrum to speak of
 
 
@@ -34,9 +35,8 @@ def optimiser(recipe: Recipe, own: Optimiser | None = None) -> optax.GradientTra
 def _optimiser(recipe: Recipe) -> optax.GradientTransformation:
     adam = optax.chain(optax.scale_by_adam(), optax.scale(-recipe.learning_rate))
     if recipe.optimiser == "muon":
-        muon = optax.chain(
-            scale_by_muon(weight_dimension_numbers=_as_matrices), _by_shape(), optax.scale(-recipe.matrix_rate)
-        )
+        momentum = scale_by_muon(ns_steps=0, weight_dimension_numbers=_as_matrices)  # of norm 1
+        muon = optax.chain(momentum, optax.stateless(_orthogonal), optax.scale(-recipe.matrix_rate))
         return optax.partition({"muon": muon, "adam": adam}, _who_trains)
     return adam
 
@@ -85,11 +85,30 @@ def _as_matrices(params: PyTree) -> PyTree:
     return jax.tree.map(lambda leaf: MuonDimensionNumbers(tuple(range(leaf.ndim - 1)), leaf.ndim - 1), params)
 
 
-def _by_shape() -> optax.GradientTransformation:
-    """A matrix with more outputs than inputs moves further, so that what it puts out changes as much."""
+def _orthogonal(updates: PyTree, _: PyTree) -> PyTree:
+    """Matrices of norm 1 turned into nearly orthogonal ones by Newton-Schulz steps, as in optax.
 
-    def scaled(update: jax.Array) -> jax.Array:
-        outputs = update.shape[-1]
-        return update * jnp.sqrt(max(1.0, outputs * outputs / update.size))
+    Those of one shape are stacked, and the steps are a loop: the program is a tenth of optax's, and compiles faster. A
+    matrix with more outputs than inputs moves further, so that what it puts out changes as much.
+    """
+    leaves, structure = jax.tree.flatten(updates)
+    matrices = [leaf.reshape(-1, leaf.shape[-1]) for leaf in leaves]
+    wide = [matrix if matrix.shape[0] <= matrix.shape[1] else matrix.T for matrix in matrices]
+    groups: dict[tuple[int, ...], list[int]] = {}
+    for i, matrix in enumerate(wide):
+        groups.setdefault(matrix.shape, []).append(i)
 
-    return optax.stateless(lambda updates, _: jax.tree.map(scaled, updates))
+    stacks = [jnp.stack([wide[i] for i in group]) for group in groups.values()]
+    stacks = jax.lax.fori_loop(0, _STEPS, lambda _, stacks: list(map(_newton_schulz, stacks)), stacks)
+    for group, stack in zip(groups.values(), stacks, strict=True):
+        for i, found in zip(group, stack, strict=True):
+            inputs, outputs = matrices[i].shape
+            matrix = found if inputs <= outputs else found.T
+            leaves[i] = matrix.reshape(leaves[i].shape) * max(1.0, outputs / inputs) ** 0.5
+    return jax.tree.unflatten(structure, leaves)
+
+
+def _newton_schulz(x: Float[Array, "k n m"]) -> Float[Array, "k n m"]:
+    first, second, third = _COEFFICIENTS
+    a = jnp.einsum("knm,kpm->knp", x, x)
+    return first * x + (second * a + third * a @ a) @ x

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import jax
@@ -15,7 +16,7 @@ from smallvit.data import Dataset, Split, batch_indices
 from smallvit.layers import Classifier
 from smallvit.runs.prediction import make_predict
 from smallvit.runs.scores import Scores, score_split
-from smallvit.training.mesh import over_images, over_weights, replicated, spread
+from smallvit.training.mesh import on_mesh, over_images, over_weights, replicated, spread
 from smallvit.training.optimiser import optimiser
 from smallvit.training.own import Own
 from smallvit.training.recipe import Recipe
@@ -59,27 +60,35 @@ class Trainer:
         self._first: Any = jax.jit(
             lambda variables: first_state(recipe, update, variables), out_shardings=self._shardings
         )
-        self._init: Any = jax.jit(init, out_shardings=self._shardings)
-        self._step: Any = jax.jit(step, donate_argnums=0, out_shardings=(self._shardings, replicated(mesh)))
+        # It runs once: optimising so many draws would take five times as long as all else about it.
+        self._init: Any = jax.jit(
+            init, out_shardings=self._shardings, compiler_options={"xla_backend_optimization_level": 0}
+        )
+        self._step: Any = jax.jit(
+            on_mesh(mesh, step), donate_argnums=0, out_shardings=(self._shardings, replicated(mesh))
+        )
         self._predict: Any = jax.jit(
-            lambda state, images: predict(state.variables, images), out_shardings=replicated(mesh)
+            on_mesh(mesh, lambda state, images: predict(state.variables, images)), out_shardings=replicated(mesh)
         )
         self._whole = jax.jit(lambda state: state.variables, out_shardings=replicated(mesh))
 
     def compile(self) -> float:
-        """Compiles everything, and says how many seconds that took."""
+        """Compiles everything, at the same time, and says how many seconds that took."""
         begun = time.monotonic()
         size, channels, dtype = self.data.preprocess.size, self.data.preprocess.channels, self.data.preprocess.dtype
 
         def batch(rows: int, *shape: int, dtype: Any) -> jax.ShapeDtypeStruct:
             return jax.ShapeDtypeStruct((rows, *shape), dtype, sharding=over_images(self.mesh))
 
-        images = batch(self.batch_size, *size, channels, dtype=dtype)
+        images, evaluated = (
+            batch(rows, *size, channels, dtype=dtype) for rows in (self.batch_size, self.eval_batch_size)
+        )
         labels = batch(self.batch_size, dtype=jnp.int32)
-        self._init = self._init.lower(self._init_key).compile()
-        self._step = self._step.lower(self.abstract_state, images, labels, self._key, STILL).compile()
-        images = batch(self.eval_batch_size, *size, channels, dtype=dtype)
-        self._predict = self._predict.lower(self.abstract_state, images).compile()
+        with ThreadPoolExecutor() as pool:  # XLA does not hold Python's lock
+            step = pool.submit(self._step.lower(self.abstract_state, images, labels, self._key, STILL).compile)
+            init = pool.submit(self._init.lower(self._init_key).compile)
+            predict = pool.submit(self._predict.lower(self.abstract_state, evaluated).compile)
+            self._step, self._init, self._predict = step.result(), init.result(), predict.result()
         return time.monotonic() - begun
 
     def init(self, given: Mapping[str, np.ndarray] | None = None) -> State:

@@ -1,0 +1,162 @@
+"""Several devices in one process: the kernels are spread over them, and the numbers stay those of one device."""
+
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from smallvit import kernels
+
+pytestmark = pytest.mark.skipif(kernels.status().instruction_set is None, reason=str(kernels.status()))
+
+
+def run(script: str) -> str:
+    """What the script prints where there are two devices."""
+    flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=2"
+    env = {**os.environ, "XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"}
+    command = [sys.executable, "-c", textwrap.dedent(script)]
+    done = subprocess.run(
+        command, env=env, cwd=Path(__file__).parent.parent, capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+KERNELS = """
+    import jax, jax.numpy as jnp, numpy as np, re
+    from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
+    from smallvit import kernels
+
+    mesh = jax.make_mesh((2, 1), ("data", "fsdp"), axis_types=(AxisType.Auto,) * 2)
+    rows, whole = NamedSharding(mesh, P(("data", "fsdp"))), NamedSharding(mesh, P())
+
+    def draw(seed, *shape):
+        return jax.random.normal(jax.random.key(seed), shape)
+
+    def wave(y):  # so that every number of the result has a gradient of its own
+        return (y * jnp.cos(jnp.arange(y.size)).reshape(y.shape)).sum()
+
+    def check(used, kernel, images, *others, divided=True):
+        # images are spread, the others are whole: values and gradients, and which kernels compute them
+        def loss(images, *others):
+            return sum(map(wave, jax.tree.leaves(kernel(images, *others))))
+
+        grad = jax.value_and_grad(loss, tuple(range(1 + len(others))))
+        alone = jax.jit(grad)(images, *others)
+        spread = jax.device_put(images, rows if divided else whole), *jax.device_put(others, whole)
+        with jax.set_mesh(mesh):
+            assert kernels.usable()
+            compiled = jax.jit(grad).lower(*spread).compile()
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-5, atol=2e-5), alone, compiled(*spread))
+        text = compiled.as_text()
+        assert set(re.findall('custom_call_target="smallvit_([a-z_]+)"', text)) == set(used.split()), text
+        assert "all-gather" not in text and "all-to-all" not in text, text
+"""
+
+
+def test_without_a_mesh_there_are_no_kernels_on_two_devices():
+    assert run("from smallvit import kernels; print(kernels.usable())") == "False\n"
+
+
+def test_each_device_computes_its_rows():
+    run(
+        KERNELS
+        + """
+    x = draw(0, 6, 5, 10)
+    check("norm_forward norm_backward", kernels.layer_norm, x, draw(1, 10), draw(2, 10))
+    check("gelu_forward gelu_backward", kernels.bias_gelu, x, draw(1, 10))
+    x = draw(0, 32, 10)
+    check("dense dense_gradient", kernels.dense, x, draw(1, 10, 7), draw(2, 7))
+    gelu = lambda *args: kernels.dense(*args, gelu=True)
+    check("dense_gelu gelu_backward dense dense_gradient", gelu, x, draw(1, 10, 7), draw(2, 7))
+    check("transpose", lambda x: kernels.transpose(jax.lax.stop_gradient(x)) @ x, x)
+    x = draw(0, 4, 6, 6, 4)
+    check("unfold fold", lambda x: kernels.unfold(x, (3, 3), (2, 2), (1, 1)), x)
+    conv = lambda stride: lambda x, kernel: kernels.conv(x, kernel, (stride, stride), (1, 1))
+    check("conv conv_gradient", conv(1), x, draw(1, 3, 3, 4, 5))
+    check("conv conv_gradient dense fold", conv(2), x, draw(1, 3, 3, 4, 5))
+    depthwise = lambda x, kernel: kernels.depthwise(x, kernel, (1, 1), (1, 1))
+    check("depthwise depthwise_gradient", depthwise, x, draw(1, 3, 3, 1, 4))
+    """
+    )
+
+
+def test_attention_and_its_masks_on_two_devices():
+    run(
+        KERNELS
+        + """
+    used, others = "packed_forward packed_backward", (jnp.ones(2), draw(1, 2, 9, 9))
+    check(used, kernels.attend_packed, draw(0, 8, 9, 30), *others)
+    apart = lambda q, scale, bias: kernels.attend(q, q * 2, q + 1, scale, bias, mask_diagonal=True)
+    check("attention_forward attention_backward", apart, draw(0, 8, 9, 10), *others)
+    # four windows in an image, each with a mask of its own; of three images no device can have half
+    allowed = np.random.default_rng(0).random((4, 1, 9, 9)) < 0.5
+    masked = lambda qkv, scale, bias: kernels.attend_packed(qkv, scale, bias, allowed)
+    check(used, masked, draw(0, 6, 4, 9, 30), *others)
+    check(used, masked, draw(0, 3, 4, 9, 30), *others, divided=False)
+    """
+    )
+
+
+def test_batch_norm_has_the_moments_of_all_devices():
+    run(
+        KERNELS
+        + """
+    used, others = "column_means batch_forward batch_sums batch_backward", (draw(1, 10), draw(2, 10))
+    x = draw(0, 6, 10) + jnp.arange(6)[:, None]
+    check(used, lambda *args: kernels.batch_norm(*args, None, 1e-5, False)[0], x, *others)
+    check(used, lambda x, *others: kernels.batch_norm(x, *others, x * 2, 1e-5, True)[0], x, *others)
+    """
+    )
+
+
+def test_two_devices_train_as_one_does():
+    run(
+        """
+        import jax, numpy as np
+        from smallvit.data import Dataset, Preprocess, Split
+        from smallvit.runs.saved import Spec
+        from smallvit.training import TrainConfig
+        from smallvit.training.mesh import AXES
+        from smallvit.training.step import Pace
+        from smallvit.training.trainer import Trainer
+
+        def split(number):
+            images = np.random.default_rng(number).integers(0, 255, (number, 8, 8, 3), np.uint8)
+            return Split(images, np.arange(number, dtype=np.int32) % 3, list(map(str, range(number))))
+
+        preprocess = Preprocess((8, 8), 3, "crop", (0.5, 0.4, 0.3), (0.2, 0.2, 0.2))
+        data = Dataset("noise", ("a", "b", "c"), split(64), split(24), None, preprocess, ())
+        fields = dict(widths=(16,), strides=(2,), conv_depth=1, depth=1, heads=2, mlp_dim=32)
+        spec = Spec("hybrid_vit_tiny", 3, (8, 8), dict(**fields, drop_path=0.3))
+        config = TrainConfig(model="hybrid_vit_tiny")
+        recipe = config.full_recipe
+        pace = Pace(np.float32(0.5), np.float32(0.001), np.float32(0.9))
+
+        def train(devices):
+            mesh = jax.make_mesh(
+                (devices, 1), AXES, axis_types=(jax.sharding.AxisType.Auto,) * 2, devices=jax.devices()[:devices]
+            )
+            trainer = Trainer(spec.create(), recipe, data, mesh, 16, 0, accumulate=2, remat=False)
+            trainer.compile()
+            state, losses = trainer.init(), []
+            for step in range(4):
+                state, metrics = trainer.step(state, step, pace)
+                losses.append(float(metrics.loss))
+            losses.append(trainer.evaluate(state, data.val).loss)
+            return np.array(losses), trainer._step.as_text(), trainer._predict.as_text()
+
+        (one, *_), (two, step, predict) = train(1), train(2)
+        np.testing.assert_allclose(one, two, atol=2e-5)
+        assert abs(one - one[0]).max() > 1e-3  # it learns
+        for name in ("conv", "batch_forward", "packed_forward", "dense_gelu", "depthwise", "norm_forward"):
+            assert f'"smallvit_{name}"' in step, name
+        for name in ("conv", "packed_forward", "dense", "depthwise", "norm_forward"):
+            assert f'"smallvit_{name}"' in predict, name
+        for name in ("conv_gradient", "batch_backward", "packed_backward", "dense_gradient", "depthwise_gradient"):
+            assert f'"smallvit_{name}"' in step, name
+        """
+    )
