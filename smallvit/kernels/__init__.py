@@ -8,6 +8,7 @@ from smallvit.kernels.convolutions import conv, convolves, convolves_depthwise, 
 from smallvit.kernels.grid import unfold, unfolds
 from smallvit.kernels.library import VARIABLE, Status, disabled, status, usable
 from smallvit.kernels.linear import FEWEST, dense, multiplies
+from smallvit.kernels.mixing import attend_mixed, mixes
 from smallvit.kernels.rows import batch_norm, bias_gelu, layer_norm, takes_rows, transpose
 
 __all__ = [
@@ -15,6 +16,7 @@ __all__ = [
     "VARIABLE",
     "Status",
     "attend",
+    "attend_mixed",
     "attend_packed",
     "attends",
     "attends_packed",
@@ -27,6 +29,7 @@ __all__ = [
     "depthwise",
     "disabled",
     "layer_norm",
+    "mixes",
     "multiplies",
     "status",
     "takes_rows",

@@ -54,7 +54,7 @@ def attend(
     """
     lead = q.shape[:-2]
     flat = (x.reshape(-1, *x.shape[-2:]) for x in (q, k, v))
-    mask, diagonal = _mask(allowed, lead, q.shape[-2], k.shape[-2], mask_diagonal)
+    mask, diagonal = broadcast_mask(allowed, lead, q.shape[-2], k.shape[-2], mask_diagonal)
     out = _attend(diagonal, *flat, scale.astype(jnp.float32), _as_float32(bias), mask)
     return out.reshape(*lead, *out.shape[1:])
 
@@ -69,7 +69,7 @@ def attend_packed(
 ) -> Float[Array, "*lead n c"]:
     """`attend` from one projection (q, k, v; in each, head after head) to what the output projection reads."""
     lead = qkv.shape[:-2]
-    mask, diagonal = _mask(allowed, lead, qkv.shape[-2], qkv.shape[-2], mask_diagonal)
+    mask, diagonal = broadcast_mask(allowed, lead, qkv.shape[-2], qkv.shape[-2], mask_diagonal)
     flat = qkv.reshape(-1, *qkv.shape[-2:])
     out = _attend_packed(diagonal, flat, scale.astype(jnp.float32), _as_float32(bias), mask)
     return out.reshape(*lead, *out.shape[1:])
@@ -100,7 +100,7 @@ def _groups(allowed: np.ndarray, lead: tuple[int, ...], n: int, m: int) -> np.nd
     return allowed.reshape(-1, n, m)
 
 
-def _mask(
+def broadcast_mask(
     allowed: np.ndarray | None, lead: tuple[int, ...], n: int, m: int, mask_diagonal: bool
 ) -> tuple[np.ndarray | None, bool]:
     """(the mask that the kernel reads, whether it leaves the diagonal out by itself)."""
@@ -116,8 +116,13 @@ def _mask(
     return groups | (itself & ~groups.any(-1, keepdims=True)), False
 
 
+def mask_argument(mask: Array | np.ndarray | None) -> Array | np.ndarray:
+    """An array without elements stands for None."""
+    return np.zeros((0, 0, 0), bool) if mask is None else mask
+
+
 def _extra(bias: Array | None, mask: Array | np.ndarray | None) -> tuple[Array, Array | np.ndarray]:
-    return optional(bias, 3), np.zeros((0, 0, 0), bool) if mask is None else mask
+    return optional(bias, 3), mask_argument(mask)
 
 
 def _attend_forward(

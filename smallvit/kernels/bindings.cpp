@@ -155,18 +155,12 @@ void share_out(ffi::ThreadPool& pool, int64_t tasks, const Body& body) {
 
 constexpr int64_t WIDEST = 128;
 
-void read_rest(Attention& task, const ffi::AnyBuffer& scale, const ffi::AnyBuffer& bias, const ffi::AnyBuffer& mask,
-               bool mask_diagonal) {
+void read_rest(Attention& task, const ffi::AnyBuffer& scale, const ffi::AnyBuffer& mask, bool mask_diagonal) {
   need(task.n >= 1 && task.m >= 1, "attention needs a query and a key");
   need(task.d >= 1 && task.d <= WIDEST && task.e >= 1 && task.e <= WIDEST, "a head must be 1 to 128 wide");
   need(is(scale, {task.heads}), "scale must be (heads)");
   task.scale = floats(scale);
   task.mask_diagonal = mask_diagonal;
-  if (bias.element_count()) {
-    need(is(bias, {1, task.n, task.m}) || is(bias, {task.heads, task.n, task.m}), "bias must be (heads or 1, n, m)");
-    task.bias = floats(bias);
-    task.bias_heads = bias.dimensions()[0];
-  }
   if (mask.element_count()) {
     const ffi::DataType type = mask.element_type();
     need(type == ffi::DataType::PRED || type == ffi::DataType::U8, "the mask must be bool or uint8");
@@ -175,6 +169,15 @@ void read_rest(Attention& task, const ffi::AnyBuffer& scale, const ffi::AnyBuffe
     need(is(mask, {task.groups, task.n, task.m}), "the mask must be (groups, n, m)");
     task.mask = static_cast<const uint8_t*>(mask.untyped_data());
   }
+}
+
+void read_rest(Attention& task, const ffi::AnyBuffer& scale, const ffi::AnyBuffer& bias, const ffi::AnyBuffer& mask,
+               bool mask_diagonal) {
+  read_rest(task, scale, mask, mask_diagonal);
+  if (!bias.element_count()) return;
+  need(is(bias, {1, task.n, task.m}) || is(bias, {task.heads, task.n, task.m}), "bias must be (heads or 1, n, m)");
+  task.bias = floats(bias);
+  task.bias_heads = bias.dimensions()[0];
 }
 
 Attention read_separate(const ffi::AnyBuffer& q, const ffi::AnyBuffer& k, const ffi::AnyBuffer& v, int64_t heads) {
@@ -363,6 +366,81 @@ ffi::Error packed_backward(ffi::ThreadPool pool, ffi::AnyBuffer qkv, ffi::AnyBuf
     task.dk = packed(task, gradient, bytes, 1, 3);
     task.dv = packed(task, gradient, bytes, 2, 3);
     run_backward(pool, task, kernels_for(qkv), bias_result(dbias, task));
+  });
+}
+
+// Where q, k and v are, or their derivatives; packed, q is all three side by side.
+void place(const Attention& task, void* q, void* k, void* v, size_t bytes, bool is_packed, View& to_q, View& to_k,
+           View& to_v) {
+  to_q = is_packed ? packed(task, q, bytes, 0, 3) : separate(task, q, task.n, task.d);
+  to_k = is_packed ? packed(task, q, bytes, 1, 3) : separate(task, k, task.m, task.d);
+  to_v = is_packed ? packed(task, q, bytes, 2, 3) : separate(task, v, task.m, task.e);
+}
+
+// Without k and v, q is packed.
+Mixed read_mixed(const ffi::AnyBuffer& q, const ffi::AnyBuffer& k, const ffi::AnyBuffer& v, const ffi::AnyBuffer& scale,
+                 const ffi::AnyBuffer& mask, const ffi::AnyBuffer& pre, const ffi::AnyBuffer& post,
+                 const ffi::AnyBuffer& post_bias, bool mask_diagonal) {
+  const int64_t heads = scale.element_count();
+  const bool is_packed = !k.element_count();
+  Mixed task{is_packed ? read_packed(q, heads) : read_separate(q, k, v, heads)};
+  read_rest(task, scale, mask, mask_diagonal);
+  need(is(pre, {heads, heads}) && is(post, {heads, heads}), "a mix must be (heads, heads)");
+  need(is(post_bias, {heads}), "a mix's bias must be (heads)");
+  task.pre = floats(pre), task.post = floats(post), task.post_bias = floats(post_bias);
+  place(task, q.untyped_data(), k.untyped_data(), v.untyped_data(), element(q), is_packed, task.q, task.k, task.v);
+  return task;
+}
+
+ffi::Error mixed_forward(ffi::ThreadPool pool, ffi::AnyBuffer q, ffi::AnyBuffer k, ffi::AnyBuffer v,
+                         ffi::AnyBuffer scale, ffi::AnyBuffer mask, ffi::AnyBuffer pre, ffi::AnyBuffer post,
+                         ffi::AnyBuffer post_bias, ffi::Result<ffi::AnyBuffer> out, ffi::Result<ffi::AnyBuffer> lse,
+                         bool mask_diagonal) {
+  return guarded([&] {
+    Mixed task = read_mixed(q, k, v, scale, mask, pre, post, post_bias, mask_diagonal);
+    need(is(*out, {task.batch, task.n, task.heads * task.e}) && out->element_type() == q.element_type(),
+         "out must be (batch, n, heads * e)");
+    task.lse = sized(lse, {task.batch, task.heads, task.n});
+    task.out = separate(task, out->untyped_data(), task.n, task.e);
+    const Kernels& kernels = kernels_for(q);
+    // Queries are shared out where there are fewer images than threads, for each part packs all keys and values.
+    const int64_t parts = std::min(task.n, count(pool.num_threads(), std::max<int64_t>(1, task.batch)));
+    const int64_t tasks = task.batch * parts, size = Floats::aligned(kernels.mixed_forward_scratch(task));
+    const Floats scratch(size * workers(pool, tasks));
+    share_out(pool, tasks, [&](int64_t index, int64_t worker) {
+      const int64_t part = index % parts;
+      kernels.mixed_forward(task, index / parts, task.n * part / parts, task.n * (part + 1) / parts,
+                            scratch.data() + worker * size);
+    });
+  });
+}
+
+ffi::Error mixed_backward(ffi::ThreadPool pool, ffi::AnyBuffer q, ffi::AnyBuffer k, ffi::AnyBuffer v,
+                          ffi::AnyBuffer scale, ffi::AnyBuffer mask, ffi::AnyBuffer pre, ffi::AnyBuffer post,
+                          ffi::AnyBuffer post_bias, ffi::AnyBuffer lse, ffi::AnyBuffer dout,
+                          ffi::Result<ffi::AnyBuffer> dq, ffi::Result<ffi::AnyBuffer> dk,
+                          ffi::Result<ffi::AnyBuffer> dv, ffi::Result<ffi::AnyBuffer> dscale,
+                          ffi::Result<ffi::AnyBuffer> dpre, ffi::Result<ffi::AnyBuffer> dpost,
+                          ffi::Result<ffi::AnyBuffer> dpost_bias, bool mask_diagonal) {
+  return guarded([&] {
+    Mixed task = read_mixed(q, k, v, scale, mask, pre, post, post_bias, mask_diagonal);
+    need(is(dout, {task.batch, task.n, task.heads * task.e}) && dout.element_type() == q.element_type(),
+         "dout must be (batch, n, heads * e)");
+    need(is(lse, {task.batch, task.heads, task.n}), "lse must be (batch, heads, n)");
+    task.lse = const_cast<float*>(floats(lse));
+    task.dscale = sized(dscale, {task.batch, task.heads});
+    task.dpre = sized(dpre, {task.batch, task.heads, task.heads});
+    task.dpost = sized(dpost, {task.batch, task.heads, task.heads});
+    task.dpost_bias = sized(dpost_bias, {task.batch, task.heads});
+    task.dout = separate(task, dout.untyped_data(), task.n, task.e);
+    void *gradient = same(dq, q), *of_k = same(dk, k), *of_v = same(dv, v);
+    place(task, gradient, of_k, of_v, element(q), !k.element_count(), task.dq, task.dk, task.dv);
+    const Kernels& kernels = kernels_for(q);
+    const int64_t size = Floats::aligned(kernels.mixed_backward_scratch(task));
+    const Floats scratch(size * workers(pool, task.batch));
+    share_out(pool, task.batch, [&](int64_t b, int64_t worker) {
+      kernels.mixed_backward(task, b, scratch.data() + worker * size);
+    });
   });
 }
 
@@ -837,6 +915,10 @@ HANDLER(smallvit_attention_backward, attention_backward,
         ARG ARG ARG ARG ARG ARG ARG ARG RET RET RET RET RET.Attr<bool>("mask_diagonal"));
 HANDLER(smallvit_packed_forward, packed_forward, ARG ARG ARG ARG RET RET.Attr<bool>("mask_diagonal"));
 HANDLER(smallvit_packed_backward, packed_backward, ARG ARG ARG ARG ARG ARG RET RET RET.Attr<bool>("mask_diagonal"));
+HANDLER(smallvit_mixed_forward, mixed_forward,
+        ARG ARG ARG ARG ARG ARG ARG ARG RET RET.Attr<bool>("mask_diagonal"));
+HANDLER(smallvit_mixed_backward, mixed_backward,
+        ARG ARG ARG ARG ARG ARG ARG ARG ARG ARG RET RET RET RET RET RET RET.Attr<bool>("mask_diagonal"));
 HANDLER(smallvit_norm_forward, norm_forward, ARG ARG ARG RET.Attr<float>("epsilon"));
 HANDLER(smallvit_norm_backward, norm_backward, ARG ARG ARG RET RET RET.Attr<float>("epsilon"));
 HANDLER(smallvit_batch_forward, batch_forward, ARG ARG ARG ARG RET RET RET.Attr<float>("epsilon").Attr<bool>("relu"));

@@ -20,6 +20,8 @@ _HANDLERS = (
     "attention_backward",
     "packed_forward",
     "packed_backward",
+    "mixed_forward",
+    "mixed_backward",
     "norm_forward",
     "norm_backward",
     "batch_forward",

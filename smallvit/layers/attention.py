@@ -10,7 +10,16 @@ from jaxtyping import Array, Bool, Float
 
 from smallvit.layers.basic import Dense, Factory, normal_or_xavier
 from smallvit.ops import align, attend
-from smallvit.ops.attention import attention_logits, keep_mask, merge_heads, scale_queries, split_heads
+from smallvit.ops.attention import (
+    Mix,
+    attend_mixed,
+    attention_logits,
+    keep_mask,
+    merge_heads,
+    mix_heads,
+    scale_queries,
+    split_heads,
+)
 
 LSAOption = bool | Literal["mask", "temperature"]  # True is both halves
 
@@ -62,21 +71,28 @@ class Attend(nn.Module):
         else:
             temperature = jnp.full((1,), scale, jnp.float32)
         bias = None if self.bias is None else self.bias(name="bias")()
-        plain = self.pre is None and self.post is None and not (train and self.dropout)
-        if plain and not self.is_mutable_collection("intermediates"):
-            return attend(q, k, v, temperature, bias, allowed, heads=heads, mask_diagonal=masked and same_tokens)
+        pre = None if self.pre is None else self.pre(name="pre")
+        post = None if self.post is None else self.post(name="post")
+        if not (train and self.dropout) and not self.is_mutable_collection("intermediates"):
+            # Nobody looks at the map.
+            options = dict(heads=heads, mask_diagonal=masked and same_tokens)
+            if pre is None and post is None:
+                return attend(q, k, v, temperature, bias, allowed, **options)
+            if bias is None and isinstance(pre, HeadMix | None) and isinstance(post, HeadMix | None):
+                mixes = (None if mix is None else mix.weights(heads) for mix in (pre, post))
+                return attend_mixed(q, k, v, temperature, *mixes, allowed, **options)
 
         q, k, v = split_heads(q, k, v, heads)
         keep = keep_mask(q, k, allowed, mask_diagonal=masked and same_tokens)
         bias = None if bias is None else align(bias, q)
-        logits = attention_logits(scale_queries(q, temperature), k, bias, None if self.pre else keep)
-        if self.pre is not None:
-            logits = self.pre(name="pre")(logits)
+        logits = attention_logits(scale_queries(q, temperature), k, bias, keep if pre is None else None)
+        if pre is not None:
+            logits = pre(logits)
             logits = logits if keep is None else jnp.where(keep, logits, -jnp.inf)
         weights = jax.nn.softmax(logits, axis=-1)
         self.sow("intermediates", "attention", weights)
-        if self.post is not None:
-            weights = self.post(name="post")(weights)
+        if post is not None:
+            weights = post(weights)
         weights = nn.Dropout(self.dropout, deterministic=not train, name="dropout")(weights)
         return merge_heads(jnp.einsum("...nm,...me->...ne", weights.astype(v.dtype), v))
 
@@ -131,18 +147,13 @@ class HeadMix(nn.Module):
     use_bias: bool = True
     std: float | None = None  # of the mix, at first; None is Xavier's
 
-    @nn.compact
     def __call__(self, maps: Float[Array, "*lead h n m"]) -> Float[Array, "*lead h n m"]:
-        heads = maps.shape[-3]
-        kernel = self.param("kernel", normal_or_xavier(self.std), (heads, heads)).astype(maps.dtype)
-        # A product for each image: in one for all, whose gradient adds up over images too, maps would be transposed.
-        flat = maps.reshape(-1, heads, maps.shape[-2] * maps.shape[-1])
-        each = jnp.broadcast_to(kernel[None], (flat.shape[0], heads, heads))
-        maps = jnp.einsum("bhg,bhx->bgx", each, flat).reshape(maps.shape)
-        if not self.use_bias:
-            return maps
-        bias = self.param("bias", nn.initializers.zeros, (heads,)).astype(maps.dtype)
-        return maps + align(bias[:, None, None], maps)
+        return mix_heads(maps, self.weights(maps.shape[-3]))
+
+    @nn.compact
+    def weights(self, heads: int) -> Mix:
+        kernel = self.param("kernel", normal_or_xavier(self.std), (heads, heads))
+        return Mix(kernel, self.param("bias", nn.initializers.zeros, (heads,)) if self.use_bias else None)
 
 
 def head_dim(dim: int, heads: int, dim_head: int | None) -> int:
