@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from smallvit import kernels
 from smallvit.kernels import library, linear
 from smallvit.ops import multiply
-from smallvit.ops.attention import Mix, attend_mixed, attend_pure
+from smallvit.ops.attention import Mix, attend_mixed, attend_pure, split_joined
 
 needs_library = pytest.mark.skipif(kernels.status().instruction_set is None, reason=str(kernels.status()))
 SETS = [name for name in ("avx512", "avx2", "portable") if library.PATH.exists() and library.choose(name)]
@@ -139,6 +139,43 @@ def test_packed_is_the_same_attention(batch, heads, n, d, dtype, biased, mask_di
     for name in SETS:
         library.choose(name)
         for mine, their in zip(one(*floats), other(*floats), strict=True):
+            np.testing.assert_array_equal(np.asarray(mine), np.asarray(their))
+
+
+@needs_library
+@few
+@given(
+    batch=st.integers(1, 9),
+    heads=st.integers(1, 5),
+    n=st.integers(1, 40),
+    m=st.one_of(st.none(), st.integers(1, 70)),
+    d=st.integers(1, 33),
+    e=st.integers(1, 40),
+    dtype=st.sampled_from(["float32", "bfloat16"]),
+    biased=st.booleans(),
+    seed=st.integers(0, 99),
+)
+def test_heads_side_by_side_are_the_same_attention(batch, heads, n, m, d, e, dtype, biased, seed):
+    if m is None:
+        given = draw(seed, (batch, n, heads * (2 * d + e)), dtype=dtype)
+    else:
+        given = draw(seed, (batch, n, heads * d), (batch, m, heads * (d + e)), dtype=dtype)
+    scale, bias = draw(seed + 1, (heads,), (heads, n, m or n))
+    rest = (scale, bias) if biased else (scale,)
+    assert kernels.attends_joined(*given, *[None] * (m is None), heads, e, bias if biased else None, None)
+
+    def joined(*args):
+        q, k = args[0], None if m is None else args[1]
+        return kernels.attend(q, k, None, *args[len(given) :], values=e)
+
+    def separate(*args):
+        q, k = args[0], None if m is None else args[1]
+        return kernels.attend(*split_joined(q, k, heads, e), *args[len(given) :])
+
+    one, other = with_gradients(joined), with_gradients(separate)
+    for name in SETS:
+        library.choose(name)
+        for mine, their in zip(one(*given, *rest), other(*given, *rest), strict=True):
             np.testing.assert_array_equal(np.asarray(mine), np.asarray(their))
 
 
@@ -562,6 +599,11 @@ def test_what_does_not_fit_is_left_to_others():
     assert not kernels.attends(q, k, v, 3, None, np.ones((3, 4, 6), bool))  # a mask for each head
     assert not kernels.attends(q[:0], k[:0], v[:0], 3, None, None)
     assert not kernels.attends_packed(jnp.zeros((2, 4, 20)), 3, None, None)
+    assert kernels.attends_joined(jnp.zeros((2, 4, 3 * (5 + 5 + 7))), None, 3, 7, None, None)
+    assert not kernels.attends_joined(jnp.zeros((2, 4, 3 * (5 + 6 + 7))), None, 3, 7, None, None)
+    assert not kernels.attends_joined(q, jnp.zeros((2, 6, 3 * (6 + 7))), 3, 7, None, None)  # five queries, six keys
+    assert not kernels.mixes(q, k, v, 2, None)
+    assert not kernels.mixes(wide, wide, wide, 3, None)
     assert not kernels.multiplies(jnp.zeros((kernels.FEWEST - 1, 3)), jnp.zeros((3, 2)))
     assert not kernels.multiplies(jnp.zeros((20, 0)), jnp.zeros((0, 2)))
     assert not kernels.multiplies(jnp.zeros((20, 3), jnp.float16), jnp.zeros((3, 2), jnp.float16))

@@ -3,7 +3,7 @@
 A caller asks first, then calls: `if attends(q, k, v, bias, allowed): return attend(q, k, v, scale, bias, allowed)`.
 """
 
-from smallvit.kernels.attention import attend, attend_packed, attends, attends_packed
+from smallvit.kernels.attention import attend, attend_packed, attends, attends_joined, attends_packed
 from smallvit.kernels.convolutions import conv, convolves, convolves_depthwise, depthwise
 from smallvit.kernels.grid import unfold, unfolds
 from smallvit.kernels.library import VARIABLE, Status, disabled, status, usable
@@ -19,6 +19,7 @@ __all__ = [
     "attend_mixed",
     "attend_packed",
     "attends",
+    "attends_joined",
     "attends_packed",
     "batch_norm",
     "bias_gelu",

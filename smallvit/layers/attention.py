@@ -19,6 +19,7 @@ from smallvit.ops.attention import (
     mix_heads,
     scale_queries,
     split_heads,
+    split_joined,
 )
 
 LSAOption = bool | Literal["mask", "temperature"]  # True is both halves
@@ -34,7 +35,8 @@ def lsa_parts(lsa: LSAOption) -> tuple[bool, bool]:
 class Attend(nn.Module):
     """softmax(q k' scale + bias) v, per head, and the seams where architectures differ.
 
-    Tokens come and go as projections make and read them, head after head; q alone is all three, side by side.
+    Tokens come and go as projections make and read them, head after head; q alone is all three, side by side. With
+    `values`, the width of v in one head, they stand side by side within each head, as do keys and values in k alone.
     `bias` makes a module that returns (h, n, m), added to the logits; `pre` and `post` make modules that mix the
     heads before and after the softmax. With LSA the scale is learned, one a head, and where queries and keys are
     the same tokens (`same_tokens`; the queries may be the first few of the keys) no token reads itself: the
@@ -55,16 +57,17 @@ class Attend(nn.Module):
     def __call__(
         self,
         q: Float[Array, "*lead n a"],
-        k: Float[Array, "*lead m a"] | None = None,
+        k: Float[Array, "*lead m b"] | None = None,
         v: Float[Array, "*lead m c"] | None = None,
         *,
         heads: int,
         same_tokens: bool,
+        values: int | None = None,
         allowed: Bool[np.ndarray, "*some n m"] | None = None,
         train: bool = False,
     ) -> Float[Array, "*lead n e"]:
         learned, masked = lsa_parts(self.lsa)
-        scale = self.first_scale(heads, q, k)
+        scale = self.first_scale(heads, q, k, values=values)
         if learned:
             shape = (1,) if self.shared_temperature else (heads,)
             temperature = self.param("temperature", nn.initializers.constant(scale), shape)
@@ -77,11 +80,12 @@ class Attend(nn.Module):
             # Nobody looks at the map.
             options = dict(heads=heads, mask_diagonal=masked and same_tokens)
             if pre is None and post is None:
-                return attend(q, k, v, temperature, bias, allowed, **options)
-            if bias is None and isinstance(pre, HeadMix | None) and isinstance(post, HeadMix | None):
+                return attend(q, k, v, temperature, bias, allowed, values=values, **options)
+            if bias is None and values is None and isinstance(pre, HeadMix | None) and isinstance(post, HeadMix | None):
                 mixes = (None if mix is None else mix.weights(heads) for mix in (pre, post))
                 return attend_mixed(q, k, v, temperature, *mixes, allowed, **options)
 
+        q, k, v = (q, k, v) if values is None else split_joined(q, k, heads, values)
         q, k, v = split_heads(q, k, v, heads)
         keep = keep_mask(q, k, allowed, mask_diagonal=masked and same_tokens)
         bias = None if bias is None else align(bias, q)
@@ -96,10 +100,12 @@ class Attend(nn.Module):
         weights = nn.Dropout(self.dropout, deterministic=not train, name="dropout")(weights)
         return merge_heads(jnp.einsum("...nm,...me->...ne", weights.astype(v.dtype), v))
 
-    def first_scale(self, heads: int, q: Array, k: Array | None = None, *_: Array) -> float:
+    def first_scale(self, heads: int, q: Array, k: Array | None = None, *_: Array, values: int | None = None) -> float:
         """What the logits are multiplied by, before any learning."""
-        dims = q.shape[-1] // (3 if k is None else 1)
-        return (dims // heads) ** -0.5 if self.scale is None else self.scale
+        dim = q.shape[-1] // heads
+        if k is None:
+            dim = dim // 3 if values is None else (dim - values) // 2
+        return dim**-0.5 if self.scale is None else self.scale
 
 
 class Attention(nn.Module):

@@ -29,17 +29,22 @@ def readable(
 
 def attend(
     q: Float[Array, "*lead n a"],
-    k: Float[Array, "*lead m a"] | None,
+    k: Float[Array, "*lead m b"] | None,
     v: Float[Array, "*lead m c"] | None,
     scale: Float[Array, " #h"],
     bias: Float[Array, "#h n m"] | None = None,
     allowed: Bool[np.ndarray, "*some n m"] | None = None,
     *,
     heads: int,
+    values: int | None = None,
     mask_diagonal: bool = False,
 ) -> Float[Array, "*lead n e"]:
     """Attention without a map to look at; its arguments are those of `Attend`."""
     scales = jnp.broadcast_to(scale, (heads,))
+    if values is not None:
+        if kernels.attends_joined(q, k, heads, values, bias, allowed):
+            return kernels.attend(q, k, None, scales, bias, allowed, values=values, mask_diagonal=mask_diagonal)
+        q, k, v = split_joined(q, k, heads, values)
     if k is None or v is None:
         if kernels.attends_packed(q, heads, bias, allowed):
             return kernels.attend_packed(q, scales, bias, allowed, mask_diagonal=mask_diagonal)
@@ -101,6 +106,15 @@ def _weights(mix: Mix | None, heads: int) -> Array:
 
 def _bias(mix: Mix | None, heads: int) -> Array:
     return jnp.zeros(heads) if mix is None or mix.bias is None else mix.bias
+
+
+def split_joined(q: Array, k: Array | None, heads: int, values: int) -> tuple[Array, Array, Array]:
+    """(q, k, v), head after head, where each head's stand side by side in q, or its keys and values in k."""
+    read = rearrange(q if k is None else k, "... m (h e) -> ... m h e", h=heads)
+    keys, v = jnp.split(read, [read.shape[-1] - values], axis=-1)
+    parts = [*(jnp.split(keys, 2, axis=-1) if k is None else (keys,)), v]
+    parts = [rearrange(part, "... m h e -> ... m (h e)") for part in parts]
+    return (parts[0], parts[1], parts[2]) if k is None else (q, parts[0], parts[1])
 
 
 def split_heads(q: Array, k: Array | None, v: Array | None, heads: int) -> tuple[Array, Array, Array]:
