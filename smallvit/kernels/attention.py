@@ -150,7 +150,13 @@ def _extra(bias: Array | None, mask: Array | np.ndarray | None) -> tuple[Array, 
 
 
 def _attend_forward(
-    options: tuple[bool, int | None], q: Array, k: Array, v: Array, scale: Array, bias: Array | None, mask: Array | np.ndarray | None
+    options: tuple[bool, int | None],
+    q: Array,
+    k: Array,
+    v: Array,
+    scale: Array,
+    bias: Array | None,
+    mask: Array | np.ndarray | None,
 ) -> tuple[Array, tuple]:
     diagonal, values = options
     width = v.shape[-1] if values is None else len(scale) * values
@@ -174,7 +180,13 @@ def _attend_backward(options: tuple[bool, int | None], saved: tuple, dout: Array
 
 
 def _attend_out(
-    options: tuple[bool, int | None], q: Array, k: Array, v: Array, scale: Array, bias: Array | None, mask: Array | np.ndarray | None
+    options: tuple[bool, int | None],
+    q: Array,
+    k: Array,
+    v: Array,
+    scale: Array,
+    bias: Array | None,
+    mask: Array | np.ndarray | None,
 ) -> Array:
     return _attend_forward(options, q, k, v, scale, bias, mask)[0]
 

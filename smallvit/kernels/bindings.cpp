@@ -182,8 +182,8 @@ void read_rest(Attention& task, const ffi::AnyBuffer& scale, const ffi::AnyBuffe
 
 size_t element(const ffi::AnyBuffer& x) { return is_float32(x) ? 4 : 2; }
 
-// `out` is the result, or its derivative. An array without elements is part of the one before: head by head, its numbers
-// stand side by side with those.
+// `out` is the result, or its derivative. An array without elements is part of the one before: in each head, its numbers
+// stand behind those.
 Attention read_separate(const ffi::AnyBuffer& q, const ffi::AnyBuffer& k, const ffi::AnyBuffer& v,
                         const ffi::AnyBuffer& out, int64_t heads) {
   need(q.dimensions().size() == 3 && k.dimensions().size() == 3 && v.dimensions().size() == 3 &&
@@ -317,7 +317,8 @@ ffi::Error attention_forward(ffi::ThreadPool pool, ffi::AnyBuffer q, ffi::AnyBuf
          "out must be (batch, n, heads * e)");
     task.lse = sized(lse, {task.batch, task.heads, task.n});
     const bool no_k = !k.element_count(), no_v = !v.element_count();
-    const Views given = separate_views(task, q.untyped_data(), k.untyped_data(), v.untyped_data(), element(q), no_k, no_v);
+    const Views given =
+        separate_views(task, q.untyped_data(), k.untyped_data(), v.untyped_data(), element(q), no_k, no_v);
     task.q = given.q, task.k = given.k, task.v = given.v;
     task.out = separate(task, out->untyped_data(), task.n, task.e);
     run_forward(pool, task, kernels_for(q));
@@ -338,7 +339,8 @@ ffi::Error attention_backward(ffi::ThreadPool pool, ffi::AnyBuffer q, ffi::AnyBu
     task.lse = const_cast<float*>(floats(lse));
     task.dscale = sized(dscale, {task.batch, task.heads});
     const bool no_k = !k.element_count(), no_v = !v.element_count();
-    const Views given = separate_views(task, q.untyped_data(), k.untyped_data(), v.untyped_data(), element(q), no_k, no_v);
+    const Views given =
+        separate_views(task, q.untyped_data(), k.untyped_data(), v.untyped_data(), element(q), no_k, no_v);
     const Views back = separate_views(task, same(dq, q), same(dk, k), same(dv, v), element(q), no_k, no_v);
     task.q = given.q, task.k = given.k, task.v = given.v;
     task.dq = back.q, task.dk = back.k, task.dv = back.v;

@@ -738,8 +738,8 @@ void mixed_backward(const Mixed& task, int64_t b, float* scratch) {
     }
     mix(heads, size, stride, task.post, 1, heads, post_bias, p, w);
     for (int64_t h = 0; h < heads; h++)
-      product<true, true>(m, e_width, rows, w + h * stride, m_width, dout + h * tile * e_width, e_width, dv + h * v_size,
-                          e_width);
+      product<true, true>(m, e_width, rows, w + h * stride, m_width, dout + h * tile * e_width, e_width,
+                          dv + h * v_size, e_width);
     mix_gradient(heads, size, stride, p, dw, dpost);
     for (int64_t h = 0; h < heads; h++)
       dpost_bias[h] += sum(add_up(size, [&](int64_t j, auto) INLINE_LAMBDA { return load(dw + h * stride + j); }));

@@ -76,18 +76,18 @@ class Attend(nn.Module):
         bias = None if self.bias is None else self.bias(name="bias")()
         pre = None if self.pre is None else self.pre(name="pre")
         post = None if self.post is None else self.post(name="post")
-        if not (train and self.dropout) and not self.is_mutable_collection("intermediates"):
-            # Nobody looks at the map.
-            options = dict(heads=heads, mask_diagonal=masked and same_tokens)
+        hidden = masked and same_tokens
+        if not (train and self.dropout) and not self.is_mutable_collection("intermediates"):  # nobody looks at the map
             if pre is None and post is None:
-                return attend(q, k, v, temperature, bias, allowed, values=values, **options)
+                return attend(q, k, v, temperature, bias, allowed, heads=heads, values=values, mask_diagonal=hidden)
             if bias is None and values is None and isinstance(pre, HeadMix | None) and isinstance(post, HeadMix | None):
-                mixes = (None if mix is None else mix.weights(heads) for mix in (pre, post))
-                return attend_mixed(q, k, v, temperature, *mixes, allowed, **options)
+                before = None if pre is None else pre.weights(heads)
+                after = None if post is None else post.weights(heads)
+                return attend_mixed(q, k, v, temperature, before, after, allowed, heads=heads, mask_diagonal=hidden)
 
         q, k, v = (q, k, v) if values is None else split_joined(q, k, heads, values)
         q, k, v = split_heads(q, k, v, heads)
-        keep = keep_mask(q, k, allowed, mask_diagonal=masked and same_tokens)
+        keep = keep_mask(q, k, allowed, mask_diagonal=hidden)
         bias = None if bias is None else align(bias, q)
         logits = attention_logits(scale_queries(q, temperature), k, bias, keep if pre is None else None)
         if pre is not None:
