@@ -26,6 +26,7 @@ from jax.typing import DTypeLike
 from smallvit import kernels
 from smallvit.layers import LayerNorm
 from smallvit.ops import attend, multiply
+from smallvit.ops.attention import Mix, attend_mixed
 
 SECONDS = 2.0  # of each comparison
 
@@ -101,6 +102,22 @@ def attention(
     row(f"attention, separate, {name}", separate, pure, args, len(args))
 
 
+def mixed(name: str, dtype: DTypeLike, *, batch: int, tokens: int, heads: int, width: int) -> None:
+    draw = np.random.default_rng(0)
+    qkv = jnp.asarray(draw.normal(size=(batch, tokens, 3 * heads * width)), dtype)
+    scale = jnp.full(heads, width**-0.5, jnp.float32)
+    pre, post = (jnp.asarray(draw.normal(size=(heads, heads)), jnp.float32) for _ in range(2))
+
+    def talking(qkv, scale, pre, post):
+        return attend_mixed(qkv, None, None, scale, Mix(pre), Mix(post), heads=heads)
+
+    def pure(*args):
+        with kernels.disabled():
+            return talking(*args)
+
+    row(f"attention, heads talk, {name}", talking, pure, (qkv, scale, pre, post), 4)
+
+
 def rows(name: str, dtype: DTypeLike, *, tokens: int, dim: int, hidden: int) -> None:
     draw = np.random.default_rng(0)
     x, h = (jnp.asarray(draw.normal(size=(tokens, size)), dtype) for size in (dim, hidden))
@@ -167,6 +184,7 @@ def main() -> None:
             attention(f"SL-ViT, {dtype}", dtype, batch=128, tokens=65, heads=12, width=16, lsa=True)
             attention(f"ViT-Ti/16, {dtype}", dtype, batch=16, tokens=197, heads=3, width=64)
             attention(f"Swin, {dtype}", dtype, batch=8, windows=64, tokens=49, heads=3, width=32, window=True)
+            mixed(f"CaiT-XXS, {dtype}", dtype, batch=8, tokens=196, heads=4, width=48)
         if options.only in "rows":
             rows(f"SL-ViT, {dtype}", dtype, tokens=128 * 65, dim=192, hidden=384)
         if options.only in "products":

@@ -92,6 +92,10 @@ def test_attention_and_its_masks_on_two_devices():
     check(used, kernels.attend_packed, draw(0, 8, 9, 30), *others)
     apart = lambda q, scale, bias: kernels.attend(q, q * 2, q + 1, scale, bias, mask_diagonal=True)
     check("attention_forward attention_backward", apart, draw(0, 8, 9, 10), *others)
+    joined = lambda qkv, scale, bias: kernels.attend(qkv, None, None, scale, bias, values=7)
+    check("attention_forward attention_backward", joined, draw(0, 8, 9, 30), *others)
+    mixed = lambda qkv, *mixes: kernels.attend_mixed(qkv, None, None, jnp.ones(2), *mixes)
+    check("mixed_forward mixed_backward", mixed, draw(0, 8, 9, 30), draw(1, 2, 2), draw(2, 2, 2), draw(3, 2))
     # four windows in an image, each with a mask of its own; of three images no device can have half
     allowed = np.random.default_rng(0).random((4, 1, 9, 9)) < 0.5
     masked = lambda qkv, scale, bias: kernels.attend_packed(qkv, scale, bias, allowed)

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from smallvit import kernels
 from smallvit.kernels import library, linear
 from smallvit.ops import multiply
-from smallvit.ops.attention import attend_pure
+from smallvit.ops.attention import Mix, attend_mixed, attend_pure, split_joined
 
 needs_library = pytest.mark.skipif(kernels.status().instruction_set is None, reason=str(kernels.status()))
 SETS = [name for name in ("avx512", "avx2", "portable") if library.PATH.exists() and library.choose(name)]
@@ -140,6 +140,123 @@ def test_packed_is_the_same_attention(batch, heads, n, d, dtype, biased, mask_di
         library.choose(name)
         for mine, their in zip(one(*floats), other(*floats), strict=True):
             np.testing.assert_array_equal(np.asarray(mine), np.asarray(their))
+
+
+@needs_library
+@few
+@given(
+    batch=st.integers(1, 9),
+    heads=st.integers(1, 5),
+    n=st.integers(1, 40),
+    m=st.one_of(st.none(), st.integers(1, 70)),
+    d=st.integers(1, 33),
+    e=st.integers(1, 40),
+    dtype=st.sampled_from(["float32", "bfloat16"]),
+    biased=st.booleans(),
+    seed=st.integers(0, 99),
+)
+def test_heads_side_by_side_are_the_same_attention(batch, heads, n, m, d, e, dtype, biased, seed):
+    if m is None:
+        given = draw(seed, (batch, n, heads * (2 * d + e)), dtype=dtype)
+    else:
+        given = draw(seed, (batch, n, heads * d), (batch, m, heads * (d + e)), dtype=dtype)
+    scale, bias = draw(seed + 1, (heads,), (heads, n, m or n))
+    rest = (scale, bias) if biased else (scale,)
+    assert kernels.attends_joined(*given, *[None] * (m is None), heads, e, bias if biased else None, None)
+
+    def joined(*args):
+        q, k = args[0], None if m is None else args[1]
+        return kernels.attend(q, k, None, *args[len(given) :], values=e)
+
+    def separate(*args):
+        q, k = args[0], None if m is None else args[1]
+        return kernels.attend(*split_joined(q, k, heads, e), *args[len(given) :])
+
+    one, other = with_gradients(joined), with_gradients(separate)
+    for name in SETS:
+        library.choose(name)
+        for mine, their in zip(one(*given, *rest), other(*given, *rest), strict=True):
+            np.testing.assert_array_equal(np.asarray(mine), np.asarray(their))
+
+
+@needs_library
+@few
+@given(
+    images=st.integers(1, 3),
+    windows=st.integers(1, 2),
+    heads=st.one_of(st.integers(1, 6), st.just(12)),
+    n=st.one_of(st.integers(1, 20), st.sampled_from([49, 97, 196])),
+    m=st.one_of(st.integers(1, 40), st.sampled_from([65, 130])),
+    d=st.one_of(st.integers(1, 40), st.sampled_from([64, 128])),
+    e=st.one_of(st.integers(1, 40), st.sampled_from([64, 127])),
+    dtype=st.sampled_from(["float32", "bfloat16"]),
+    masked=st.booleans(),
+    mask_diagonal=st.booleans(),
+    seed=st.integers(0, 99),
+)
+def test_mixed_attention(images, windows, heads, n, m, d, e, dtype, masked, mask_diagonal, seed):
+    m = max(n, m) if mask_diagonal else m
+    lead = (images, windows, heads)
+    q, k, v = draw(seed, (*lead, n, d), (*lead, m, d), (*lead, m, e), dtype=dtype)
+    scale, *mixes = draw(seed + 1, (heads,), (heads, heads), (heads, heads), (heads,))
+    scale, mixes = scale / d**0.5, [x / heads**0.5 for x in mixes]
+    allowed = np.random.default_rng(seed).random((windows, 1, n, m)) < 0.6 if masked else None
+    if allowed is not None:
+        allowed[..., 0] |= ~allowed.any(-1)
+    assert kernels.mixes(*map(tokens, (q, k, v)), heads, allowed)
+
+    def ours(q, k, v, scale, *mixes):
+        return kernels.attend_mixed(*map(tokens, (q, k, v)), scale, *mixes, allowed, mask_diagonal=mask_diagonal)
+
+    def theirs(q, k, v, scale, pre, post, bias):
+        with kernels.disabled():
+            mixes = Mix(pre, jnp.arange(heads)), Mix(post, bias)  # the first bias changes nothing
+            q, k, v = (tokens(x).astype(jnp.float32) for x in (q, k, v))
+            out = attend_mixed(q, k, v, scale, *mixes, allowed, heads=heads, mask_diagonal=mask_diagonal)
+            return out.astype(dtype)
+
+    floats = (q, k, v, scale, *mixes)
+    run, expected = with_gradients(ours), with_gradients(theirs)(*floats)
+    for name in SETS:
+        library.choose(name)
+        same(run(*floats), expected, TOLERANCE[dtype])
+
+
+@needs_library
+@few
+@given(
+    batch=st.integers(1, 5),
+    heads=st.integers(1, 5),
+    n=st.integers(1, 70),
+    d=st.integers(1, 33),
+    dtype=st.sampled_from(["float32", "bfloat16"]),
+    mask_diagonal=st.booleans(),
+    seed=st.integers(0, 99),
+)
+def test_packed_is_the_same_mixed_attention(batch, heads, n, d, dtype, mask_diagonal, seed):
+    (qkv,) = draw(seed, (batch, n, 3 * heads * d), dtype=dtype)
+    scale, *mixes = draw(seed + 1, (heads,), (heads, heads), (heads, heads), (heads,))
+    assert kernels.mixes(qkv, None, None, heads, None)
+
+    def mixed(q, k, v, scale, *mixes):
+        return kernels.attend_mixed(q, k, v, scale, *mixes, mask_diagonal=mask_diagonal)
+
+    one = with_gradients(lambda qkv, *rest: mixed(qkv, None, None, *rest))
+    other = with_gradients(lambda qkv, *rest: mixed(*jnp.split(qkv, 3, axis=-1), *rest))
+    for name in SETS:
+        library.choose(name)
+        for mine, their in zip(one(qkv, scale, *mixes), other(qkv, scale, *mixes), strict=True):
+            np.testing.assert_array_equal(np.asarray(mine), np.asarray(their))
+
+
+@needs_library
+@pytest.mark.parametrize("name", SETS)
+def test_heads_that_mix_with_themselves_alone_do_not_talk(name):
+    library.choose(name)
+    (qkv,), (scale,) = draw(0, (2, 19, 3 * 3 * 8)), draw(1, (3,))
+    alone = (jnp.eye(3), jnp.eye(3), jnp.zeros(3))
+    mixed = kernels.attend_mixed(qkv, None, None, scale, *alone, mask_diagonal=True)
+    np.testing.assert_allclose(mixed, kernels.attend_packed(qkv, scale, mask_diagonal=True), atol=1e-6)
 
 
 @needs_library
@@ -482,6 +599,11 @@ def test_what_does_not_fit_is_left_to_others():
     assert not kernels.attends(q, k, v, 3, None, np.ones((3, 4, 6), bool))  # a mask for each head
     assert not kernels.attends(q[:0], k[:0], v[:0], 3, None, None)
     assert not kernels.attends_packed(jnp.zeros((2, 4, 20)), 3, None, None)
+    assert kernels.attends_joined(jnp.zeros((2, 4, 3 * (5 + 5 + 7))), None, 3, 7, None, None)
+    assert not kernels.attends_joined(jnp.zeros((2, 4, 3 * (5 + 6 + 7))), None, 3, 7, None, None)
+    assert not kernels.attends_joined(q, jnp.zeros((2, 6, 3 * (6 + 7))), 3, 7, None, None)  # five queries, six keys
+    assert not kernels.mixes(q, k, v, 2, None)
+    assert not kernels.mixes(wide, wide, wide, 3, None)
     assert not kernels.multiplies(jnp.zeros((kernels.FEWEST - 1, 3)), jnp.zeros((3, 2)))
     assert not kernels.multiplies(jnp.zeros((20, 0)), jnp.zeros((0, 2)))
     assert not kernels.multiplies(jnp.zeros((20, 3), jnp.float16), jnp.zeros((3, 2), jnp.float16))

@@ -93,7 +93,7 @@ def _trace(model: Classifier, variables: Variables, images: Images) -> Seen:
         if context.method_name != "__call__" or not isinstance(out, jax.Array):
             return out
         if isinstance(module, Attend):
-            seen.scales[path] = module.first_scale(kwargs["heads"], *args)
+            seen.scales[path] = module.first_scale(kwargs["heads"], *args, values=kwargs.get("values"))
         if isinstance(module, PatchEmbed | SPT):
             seen.grid = seen.grid or grid_size(args[0].shape[1:3], module.patch_size)
             if seen.embedding is None and args[0].shape == images.shape:

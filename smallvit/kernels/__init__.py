@@ -3,11 +3,12 @@
 A caller asks first, then calls: `if attends(q, k, v, bias, allowed): return attend(q, k, v, scale, bias, allowed)`.
 """
 
-from smallvit.kernels.attention import attend, attend_packed, attends, attends_packed
+from smallvit.kernels.attention import attend, attend_packed, attends, attends_joined, attends_packed
 from smallvit.kernels.convolutions import conv, convolves, convolves_depthwise, depthwise
 from smallvit.kernels.grid import unfold, unfolds
 from smallvit.kernels.library import VARIABLE, Status, disabled, status, usable
 from smallvit.kernels.linear import FEWEST, dense, multiplies
+from smallvit.kernels.mixing import attend_mixed, mixes
 from smallvit.kernels.rows import batch_norm, bias_gelu, layer_norm, takes_rows, transpose
 
 __all__ = [
@@ -15,8 +16,10 @@ __all__ = [
     "VARIABLE",
     "Status",
     "attend",
+    "attend_mixed",
     "attend_packed",
     "attends",
+    "attends_joined",
     "attends_packed",
     "batch_norm",
     "bias_gelu",
@@ -27,6 +30,7 @@ __all__ = [
     "depthwise",
     "disabled",
     "layer_norm",
+    "mixes",
     "multiplies",
     "status",
     "takes_rows",

@@ -37,25 +37,49 @@ def attends_packed(qkv: Array, heads: int, bias: Array | None, allowed: np.ndarr
     )
 
 
+def attends_joined(
+    q: Array, kv: Array | None, heads: int, values: int, bias: Array | None, allowed: np.ndarray | None
+) -> bool:
+    """Whether `attend` takes these with `values`."""
+    read = q if kv is None else kv
+    parts, keys = 2 if kv is None else 1, read.shape[-1] // heads - values
+    if not usable() or q.ndim < 2 or read.shape[-1] % heads or keys < 1 or keys % parts:
+        return False
+    n, m, d = q.shape[-2], read.shape[-2], keys // parts
+    return (
+        q.dtype == read.dtype
+        and (kv is None or q.shape[-1] == heads * d)
+        and _fits(q.dtype, n, m, d, values)
+        and some(*q.shape[:-2])
+        and _bias_fits(bias, heads, n, m)
+        and (allowed is None or _groups(allowed, q.shape[:-2], n, m) is not None)
+    )
+
+
 def attend(
     q: Float[Array, "*lead n a"],
-    k: Float[Array, "*lead m a"],
-    v: Float[Array, "*lead m c"],
+    k: Float[Array, "*lead m b"] | None,
+    v: Float[Array, "*lead m c"] | None,
     scale: Float[Array, " h"],
     bias: Float[Array, "#h n m"] | None = None,
     allowed: Bool[np.ndarray, "*some n m"] | None = None,
     *,
+    values: int | None = None,
     mask_diagonal: bool = False,
-) -> Float[Array, "*lead n c"]:
+) -> Float[Array, "*lead n e"]:
     """Attention per head, one after the other in each token; logits and sums in float32.
+
+    With `values`, the width of v in one head, k is both keys and values (v is None), or q all three (k is, too), side
+    by side in each head.
 
     `allowed` broadcasts against (*lead, h, n, m), the same for all heads. With `mask_diagonal` query i does not read
     key i. A query with nothing left to read reads itself.
     """
     lead = q.shape[:-2]
-    flat = (x.reshape(-1, *x.shape[-2:]) for x in (q, k, v))
-    mask, diagonal = _mask(allowed, lead, q.shape[-2], k.shape[-2], mask_diagonal)
-    out = _attend(diagonal, *flat, scale.astype(jnp.float32), _as_float32(bias), mask)
+    none = jnp.zeros((0, 0, 0), q.dtype)
+    flat = (none if x is None else x.reshape(-1, *x.shape[-2:]) for x in (q, k, v))
+    mask, diagonal = broadcast_mask(allowed, lead, q.shape[-2], (q if k is None else k).shape[-2], mask_diagonal)
+    out = _attend((diagonal, values), *flat, scale.astype(jnp.float32), _as_float32(bias), mask)
     return out.reshape(*lead, *out.shape[1:])
 
 
@@ -69,7 +93,7 @@ def attend_packed(
 ) -> Float[Array, "*lead n c"]:
     """`attend` from one projection (q, k, v; in each, head after head) to what the output projection reads."""
     lead = qkv.shape[:-2]
-    mask, diagonal = _mask(allowed, lead, qkv.shape[-2], qkv.shape[-2], mask_diagonal)
+    mask, diagonal = broadcast_mask(allowed, lead, qkv.shape[-2], qkv.shape[-2], mask_diagonal)
     flat = qkv.reshape(-1, *qkv.shape[-2:])
     out = _attend_packed(diagonal, flat, scale.astype(jnp.float32), _as_float32(bias), mask)
     return out.reshape(*lead, *out.shape[1:])
@@ -100,7 +124,7 @@ def _groups(allowed: np.ndarray, lead: tuple[int, ...], n: int, m: int) -> np.nd
     return allowed.reshape(-1, n, m)
 
 
-def _mask(
+def broadcast_mask(
     allowed: np.ndarray | None, lead: tuple[int, ...], n: int, m: int, mask_diagonal: bool
 ) -> tuple[np.ndarray | None, bool]:
     """(the mask that the kernel reads, whether it leaves the diagonal out by itself)."""
@@ -116,15 +140,28 @@ def _mask(
     return groups | (itself & ~groups.any(-1, keepdims=True)), False
 
 
+def mask_argument(mask: Array | np.ndarray | None) -> Array | np.ndarray:
+    """An array without elements stands for None."""
+    return np.zeros((0, 0, 0), bool) if mask is None else mask
+
+
 def _extra(bias: Array | None, mask: Array | np.ndarray | None) -> tuple[Array, Array | np.ndarray]:
-    return optional(bias, 3), np.zeros((0, 0, 0), bool) if mask is None else mask
+    return optional(bias, 3), mask_argument(mask)
 
 
 def _attend_forward(
-    diagonal: bool, q: Array, k: Array, v: Array, scale: Array, bias: Array | None, mask: Array | np.ndarray | None
+    options: tuple[bool, int | None],
+    q: Array,
+    k: Array,
+    v: Array,
+    scale: Array,
+    bias: Array | None,
+    mask: Array | np.ndarray | None,
 ) -> tuple[Array, tuple]:
+    diagonal, values = options
+    width = v.shape[-1] if values is None else len(scale) * values
     results = [
-        jax.ShapeDtypeStruct((*q.shape[:-1], v.shape[-1]), q.dtype),
+        jax.ShapeDtypeStruct((*q.shape[:-1], width), q.dtype),
         jax.ShapeDtypeStruct((q.shape[0], *scale.shape, q.shape[1]), jnp.float32),
     ]
     extra = _extra(bias, mask)
@@ -132,20 +169,26 @@ def _attend_forward(
     return out, (q, k, v, scale, bias, mask, lse)
 
 
-def _attend_backward(diagonal: bool, saved: tuple, dout: Array) -> tuple:
+def _attend_backward(options: tuple[bool, int | None], saved: tuple, dout: Array) -> tuple:
     q, k, v, scale, bias, mask, lse = saved
     extra = _extra(bias, mask)
     results = [like(q), like(k), like(v), jax.ShapeDtypeStruct(lse.shape[:2], jnp.float32), like(extra[0])]
     dq, dk, dv, dscale, dbias = call(
-        "attention_backward", results, q, k, v, scale, *extra, lse, dout, mask_diagonal=diagonal
+        "attention_backward", results, q, k, v, scale, *extra, lse, dout, mask_diagonal=options[0]
     )
     return dq, dk, dv, dscale.sum(0), None if bias is None else dbias, None
 
 
 def _attend_out(
-    diagonal: bool, q: Array, k: Array, v: Array, scale: Array, bias: Array | None, mask: Array | np.ndarray | None
+    options: tuple[bool, int | None],
+    q: Array,
+    k: Array,
+    v: Array,
+    scale: Array,
+    bias: Array | None,
+    mask: Array | np.ndarray | None,
 ) -> Array:
-    return _attend_forward(diagonal, q, k, v, scale, bias, mask)[0]
+    return _attend_forward(options, q, k, v, scale, bias, mask)[0]
 
 
 _attend = jax.custom_vjp(_attend_out, nondiff_argnums=(0,))

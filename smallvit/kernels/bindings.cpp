@@ -155,18 +155,12 @@ void share_out(ffi::ThreadPool& pool, int64_t tasks, const Body& body) {
 
 constexpr int64_t WIDEST = 128;
 
-void read_rest(Attention& task, const ffi::AnyBuffer& scale, const ffi::AnyBuffer& bias, const ffi::AnyBuffer& mask,
-               bool mask_diagonal) {
+void read_rest(Attention& task, const ffi::AnyBuffer& scale, const ffi::AnyBuffer& mask, bool mask_diagonal) {
   need(task.n >= 1 && task.m >= 1, "attention needs a query and a key");
   need(task.d >= 1 && task.d <= WIDEST && task.e >= 1 && task.e <= WIDEST, "a head must be 1 to 128 wide");
   need(is(scale, {task.heads}), "scale must be (heads)");
   task.scale = floats(scale);
   task.mask_diagonal = mask_diagonal;
-  if (bias.element_count()) {
-    need(is(bias, {1, task.n, task.m}) || is(bias, {task.heads, task.n, task.m}), "bias must be (heads or 1, n, m)");
-    task.bias = floats(bias);
-    task.bias_heads = bias.dimensions()[0];
-  }
   if (mask.element_count()) {
     const ffi::DataType type = mask.element_type();
     need(type == ffi::DataType::PRED || type == ffi::DataType::U8, "the mask must be bool or uint8");
@@ -177,22 +171,55 @@ void read_rest(Attention& task, const ffi::AnyBuffer& scale, const ffi::AnyBuffe
   }
 }
 
-Attention read_separate(const ffi::AnyBuffer& q, const ffi::AnyBuffer& k, const ffi::AnyBuffer& v, int64_t heads) {
-  need(q.dimensions().size() == 3 && k.dimensions().size() == 3 && v.dimensions().size() == 3,
+void read_rest(Attention& task, const ffi::AnyBuffer& scale, const ffi::AnyBuffer& bias, const ffi::AnyBuffer& mask,
+               bool mask_diagonal) {
+  read_rest(task, scale, mask, mask_diagonal);
+  if (!bias.element_count()) return;
+  need(is(bias, {1, task.n, task.m}) || is(bias, {task.heads, task.n, task.m}), "bias must be (heads or 1, n, m)");
+  task.bias = floats(bias);
+  task.bias_heads = bias.dimensions()[0];
+}
+
+size_t element(const ffi::AnyBuffer& x) { return is_float32(x) ? 4 : 2; }
+
+// `out` is the result, or its derivative. An array without elements is part of the one before: in each head, its numbers
+// stand behind those.
+Attention read_separate(const ffi::AnyBuffer& q, const ffi::AnyBuffer& k, const ffi::AnyBuffer& v,
+                        const ffi::AnyBuffer& out, int64_t heads) {
+  need(q.dimensions().size() == 3 && k.dimensions().size() == 3 && v.dimensions().size() == 3 &&
+           out.dimensions().size() == 3,
        "q, k and v must be (batch, tokens, heads * width)");
   need(q.element_type() == k.element_type() && q.element_type() == v.element_type(), "q, k and v must be of one type");
-  const int64_t all = q.dimensions()[2], values = v.dimensions()[2];
-  need(heads >= 1 && all % heads == 0 && values % heads == 0, "the heads must share q and v out evenly");
+  const bool no_k = !k.element_count(), no_v = !v.element_count();
+  need(no_v || !no_k, "v without k");
+  const int64_t all = q.dimensions()[2], values = out.dimensions()[2], keys = no_k ? (all - values) / 2 : all;
+  need(heads >= 1 && keys % heads == 0 && values % heads == 0, "the heads must share q and v out evenly");
+  need(!no_k || 2 * keys + values == all, "q must have as many queries as keys");
   Attention task;
   task.batch = q.dimensions()[0];
   task.heads = heads;
   task.n = q.dimensions()[1];
-  task.d = all / heads;
-  task.m = k.dimensions()[1];
+  task.d = keys / heads;
+  task.m = (no_k ? q : k).dimensions()[1];
   task.e = values / heads;
-  need(is(k, {task.batch, task.m, all}) && is(v, {task.batch, task.m, values}),
-       "k must be (batch, m, heads * d) and v (batch, m, heads * e)");
+  need(no_k || is(k, {task.batch, task.m, no_v ? keys + values : keys}), "k must be (batch, m, heads * d)");
+  need(no_v || is(v, {task.batch, task.m, values}), "v must be (batch, m, heads * e)");
   return task;
+}
+
+// Where q, k and v are, or their derivatives, for arrays that read_separate has read.
+struct Views {
+  View q, k, v;
+};
+
+Views separate_views(const Attention& task, void* q, void* k, void* v, size_t element, bool no_k, bool no_v) {
+  const auto view = [&](void* data, int64_t tokens, int64_t head, int64_t offset) {
+    return View{static_cast<char*>(data) + offset * element, tokens * task.heads * head, head, task.heads * head};
+  };
+  const int64_t d = task.d, e = task.e;
+  if (no_k) return {view(q, task.n, 2 * d + e, 0), view(q, task.n, 2 * d + e, d), view(q, task.n, 2 * d + e, 2 * d)};
+  if (no_v) return {view(q, task.n, d, 0), view(k, task.m, d + e, 0), view(k, task.m, d + e, d)};
+  return {view(q, task.n, d, 0), view(k, task.m, d, 0), view(v, task.m, e, 0)};
 }
 
 View separate(const Attention& task, void* data, int64_t tokens, int64_t width) {
@@ -215,8 +242,6 @@ View packed(const Attention& task, void* data, size_t element, int64_t part, int
   const int64_t inner = task.heads * task.d;
   return {static_cast<char*>(data) + part * inner * element, task.n * parts * inner, task.d, parts * inner};
 }
-
-size_t element(const ffi::AnyBuffer& x) { return is_float32(x) ? 4 : 2; }
 
 void run_forward(ffi::ThreadPool& pool, const Attention& task, const Kernels& kernels) {
   // All heads of an image in one go, for heads share cache lines; but never so coarse that threads idle.
@@ -286,14 +311,15 @@ ffi::Error attention_forward(ffi::ThreadPool pool, ffi::AnyBuffer q, ffi::AnyBuf
                              ffi::AnyBuffer scale, ffi::AnyBuffer bias, ffi::AnyBuffer mask,
                              ffi::Result<ffi::AnyBuffer> out, ffi::Result<ffi::AnyBuffer> lse, bool mask_diagonal) {
   return guarded([&] {
-    Attention task = read_separate(q, k, v, scale.element_count());
+    Attention task = read_separate(q, k, v, *out, scale.element_count());
     read_rest(task, scale, bias, mask, mask_diagonal);
     need(is(*out, {task.batch, task.n, task.heads * task.e}) && out->element_type() == q.element_type(),
          "out must be (batch, n, heads * e)");
     task.lse = sized(lse, {task.batch, task.heads, task.n});
-    task.q = separate(task, q.untyped_data(), task.n, task.d);
-    task.k = separate(task, k.untyped_data(), task.m, task.d);
-    task.v = separate(task, v.untyped_data(), task.m, task.e);
+    const bool no_k = !k.element_count(), no_v = !v.element_count();
+    const Views given =
+        separate_views(task, q.untyped_data(), k.untyped_data(), v.untyped_data(), element(q), no_k, no_v);
+    task.q = given.q, task.k = given.k, task.v = given.v;
     task.out = separate(task, out->untyped_data(), task.n, task.e);
     run_forward(pool, task, kernels_for(q));
   });
@@ -305,20 +331,20 @@ ffi::Error attention_backward(ffi::ThreadPool pool, ffi::AnyBuffer q, ffi::AnyBu
                               ffi::Result<ffi::AnyBuffer> dv, ffi::Result<ffi::AnyBuffer> dscale,
                               ffi::Result<ffi::AnyBuffer> dbias, bool mask_diagonal) {
   return guarded([&] {
-    Attention task = read_separate(q, k, v, scale.element_count());
+    Attention task = read_separate(q, k, v, dout, scale.element_count());
     read_rest(task, scale, bias, mask, mask_diagonal);
     need(is(dout, {task.batch, task.n, task.heads * task.e}) && dout.element_type() == q.element_type(),
          "dout must be (batch, n, heads * e)");
     need(is(lse, {task.batch, task.heads, task.n}), "lse must be (batch, heads, n)");
     task.lse = const_cast<float*>(floats(lse));
     task.dscale = sized(dscale, {task.batch, task.heads});
-    task.q = separate(task, q.untyped_data(), task.n, task.d);
-    task.k = separate(task, k.untyped_data(), task.m, task.d);
-    task.v = separate(task, v.untyped_data(), task.m, task.e);
+    const bool no_k = !k.element_count(), no_v = !v.element_count();
+    const Views given =
+        separate_views(task, q.untyped_data(), k.untyped_data(), v.untyped_data(), element(q), no_k, no_v);
+    const Views back = separate_views(task, same(dq, q), same(dk, k), same(dv, v), element(q), no_k, no_v);
+    task.q = given.q, task.k = given.k, task.v = given.v;
+    task.dq = back.q, task.dk = back.k, task.dv = back.v;
     task.dout = separate(task, dout.untyped_data(), task.n, task.e);
-    task.dq = separate(task, same(dq, q), task.n, task.d);
-    task.dk = separate(task, same(dk, k), task.m, task.d);
-    task.dv = separate(task, same(dv, v), task.m, task.e);
     run_backward(pool, task, kernels_for(q), bias_result(dbias, task));
   });
 }
@@ -363,6 +389,82 @@ ffi::Error packed_backward(ffi::ThreadPool pool, ffi::AnyBuffer qkv, ffi::AnyBuf
     task.dk = packed(task, gradient, bytes, 1, 3);
     task.dv = packed(task, gradient, bytes, 2, 3);
     run_backward(pool, task, kernels_for(qkv), bias_result(dbias, task));
+  });
+}
+
+// Where q, k and v are, or their derivatives; packed, q is all three.
+Views mixed_views(const Attention& task, void* q, void* k, void* v, size_t bytes, bool is_packed) {
+  if (!is_packed) return separate_views(task, q, k, v, bytes, false, false);
+  return {packed(task, q, bytes, 0, 3), packed(task, q, bytes, 1, 3), packed(task, q, bytes, 2, 3)};
+}
+
+// Without k and v, q is packed.
+Mixed read_mixed(const ffi::AnyBuffer& q, const ffi::AnyBuffer& k, const ffi::AnyBuffer& v, const ffi::AnyBuffer& scale,
+                 const ffi::AnyBuffer& mask, const ffi::AnyBuffer& pre, const ffi::AnyBuffer& post,
+                 const ffi::AnyBuffer& post_bias, const ffi::AnyBuffer& out, bool mask_diagonal) {
+  const int64_t heads = scale.element_count();
+  const bool is_packed = !k.element_count();
+  need(is_packed || v.element_count(), "k without v");
+  Mixed task{is_packed ? read_packed(q, heads) : read_separate(q, k, v, out, heads)};
+  read_rest(task, scale, mask, mask_diagonal);
+  need(is(pre, {heads, heads}) && is(post, {heads, heads}), "a mix must be (heads, heads)");
+  need(is(post_bias, {heads}), "a mix's bias must be (heads)");
+  task.pre = floats(pre), task.post = floats(post), task.post_bias = floats(post_bias);
+  const Views given = mixed_views(task, q.untyped_data(), k.untyped_data(), v.untyped_data(), element(q), is_packed);
+  task.q = given.q, task.k = given.k, task.v = given.v;
+  return task;
+}
+
+ffi::Error mixed_forward(ffi::ThreadPool pool, ffi::AnyBuffer q, ffi::AnyBuffer k, ffi::AnyBuffer v,
+                         ffi::AnyBuffer scale, ffi::AnyBuffer mask, ffi::AnyBuffer pre, ffi::AnyBuffer post,
+                         ffi::AnyBuffer post_bias, ffi::Result<ffi::AnyBuffer> out, ffi::Result<ffi::AnyBuffer> lse,
+                         bool mask_diagonal) {
+  return guarded([&] {
+    Mixed task = read_mixed(q, k, v, scale, mask, pre, post, post_bias, *out, mask_diagonal);
+    need(is(*out, {task.batch, task.n, task.heads * task.e}) && out->element_type() == q.element_type(),
+         "out must be (batch, n, heads * e)");
+    task.lse = sized(lse, {task.batch, task.heads, task.n});
+    task.out = separate(task, out->untyped_data(), task.n, task.e);
+    const Kernels& kernels = kernels_for(q);
+    // Queries are shared out where there are fewer images than threads, for each part packs all keys and values.
+    const int64_t parts = std::min(task.n, count(pool.num_threads(), std::max<int64_t>(1, task.batch)));
+    const int64_t tasks = task.batch * parts, size = Floats::aligned(kernels.mixed_forward_scratch(task));
+    const Floats scratch(size * workers(pool, tasks));
+    share_out(pool, tasks, [&](int64_t index, int64_t worker) {
+      const int64_t part = index % parts;
+      kernels.mixed_forward(task, index / parts, task.n * part / parts, task.n * (part + 1) / parts,
+                            scratch.data() + worker * size);
+    });
+  });
+}
+
+ffi::Error mixed_backward(ffi::ThreadPool pool, ffi::AnyBuffer q, ffi::AnyBuffer k, ffi::AnyBuffer v,
+                          ffi::AnyBuffer scale, ffi::AnyBuffer mask, ffi::AnyBuffer pre, ffi::AnyBuffer post,
+                          ffi::AnyBuffer post_bias, ffi::AnyBuffer lse, ffi::AnyBuffer dout,
+                          ffi::Result<ffi::AnyBuffer> dq, ffi::Result<ffi::AnyBuffer> dk,
+                          ffi::Result<ffi::AnyBuffer> dv, ffi::Result<ffi::AnyBuffer> dscale,
+                          ffi::Result<ffi::AnyBuffer> dpre, ffi::Result<ffi::AnyBuffer> dpost,
+                          ffi::Result<ffi::AnyBuffer> dpost_bias, bool mask_diagonal) {
+  return guarded([&] {
+    Mixed task = read_mixed(q, k, v, scale, mask, pre, post, post_bias, dout, mask_diagonal);
+    need(is(dout, {task.batch, task.n, task.heads * task.e}) && dout.element_type() == q.element_type(),
+         "dout must be (batch, n, heads * e)");
+    need(is(lse, {task.batch, task.heads, task.n}), "lse must be (batch, heads, n)");
+    task.lse = const_cast<float*>(floats(lse));
+    task.dscale = sized(dscale, {task.batch, task.heads});
+    task.dpre = sized(dpre, {task.batch, task.heads, task.heads});
+    task.dpost = sized(dpost, {task.batch, task.heads, task.heads});
+    task.dpost_bias = sized(dpost_bias, {task.batch, task.heads});
+    task.dout = separate(task, dout.untyped_data(), task.n, task.e);
+    void *gradient = same(dq, q), *of_k = same(dk, k), *of_v = same(dv, v);
+    const Views back = mixed_views(task, gradient, of_k, of_v, element(q), !k.element_count());
+    task.dq = back.q, task.dk = back.k, task.dv = back.v;
+    const Kernels& kernels = kernels_for(q);
+    const int64_t size = Floats::aligned(kernels.mixed_backward_scratch(task));
+    const Floats scratch(size * workers(pool, task.batch));
+    share_out(pool, task.batch, [&](int64_t b, int64_t worker) {
+      kernels.mixed_backward(task, b, scratch.data() + worker * size);
+    });
   });
 }
 
@@ -866,6 +968,10 @@ HANDLER(smallvit_attention_backward, attention_backward,
         ARG ARG ARG ARG ARG ARG ARG ARG RET RET RET RET RET.Attr<bool>("mask_diagonal"));
 HANDLER(smallvit_packed_forward, packed_forward, ARG ARG ARG ARG RET RET.Attr<bool>("mask_diagonal"));
 HANDLER(smallvit_packed_backward, packed_backward, ARG ARG ARG ARG ARG ARG RET RET RET.Attr<bool>("mask_diagonal"));
+HANDLER(smallvit_mixed_forward, mixed_forward,
+        ARG ARG ARG ARG ARG ARG ARG ARG RET RET.Attr<bool>("mask_diagonal"));
+HANDLER(smallvit_mixed_backward, mixed_backward,
+        ARG ARG ARG ARG ARG ARG ARG ARG ARG ARG RET RET RET RET RET RET RET.Attr<bool>("mask_diagonal"));
 HANDLER(smallvit_norm_forward, norm_forward, ARG ARG ARG RET.Attr<float>("epsilon"));
 HANDLER(smallvit_norm_backward, norm_backward, ARG ARG ARG RET RET RET.Attr<float>("epsilon"));
 HANDLER(smallvit_column_means, column_means, ARG ARG RET.Attr<int64_t>("rows"));

@@ -242,6 +242,8 @@ INLINE V below(V x) {
 
 constexpr int64_t LINE = 16;  // numbers of a cache line
 
+constexpr int64_t WIDE = COLUMNS * LANES;  // columns of a panel, at most
+
 constexpr int64_t padded(int64_t size) { return (size + LANES - 1) / LANES * LANES; }
 
 // What a product comes on top of: the rows at `from`, one and the same row for a step of 0, or nothing for null.
@@ -389,21 +391,9 @@ INLINE int64_t tile_rows(const Attention& task) {
   return task.n < rows ? task.n : rows;
 }
 
-// The logits of a tile of queries, what may not be read at -inf.
-void logits(const Attention& task, int64_t b, int64_t h, int64_t start, int64_t rows, const float* q,
-            const float* k_turned, float* to) {
-  const int64_t n = task.n, m = task.m, width = padded(m), depth = padded(task.d);
-  product<false, false>(rows, width, task.d, q, depth, k_turned, width, to, width);
-  // What a vector reads past the end of a row is the next row, or nothing behind the last one; it is at -inf below.
-  if (task.bias) {
-    const float* bias = task.bias + ((task.bias_heads == 1 ? 0 : h) * n + start) * m;
-    const float* end = task.bias + task.bias_heads * n * m;
-    for (int64_t i = 0; i < rows; i++, bias += m)
-      for (int64_t j = 0; j < m; j += LANES) {
-        float* p = to + i * width + j;
-        store(p, load(p) + (bias + j + LANES <= end ? load(bias + j) : load(bias + j, m - j)));
-      }
-  }
+// What a tile of queries may not read at -inf.
+void hide(const Attention& task, int64_t b, int64_t start, int64_t rows, float* to) {
+  const int64_t n = task.n, m = task.m, width = padded(m);
   if (task.mask) {
     const uint8_t* mask = task.mask + (b % task.groups * n + start) * m;
     const uint8_t* end = task.mask + task.groups * n * m;
@@ -425,6 +415,24 @@ void logits(const Attention& task, int64_t b, int64_t h, int64_t start, int64_t 
     if (m < width) store(last, first(load(last), LANES - (width - m), -INFINITY));
     if (task.mask_diagonal && m > 1 && start + i < m) to[i * width + start + i] = -INFINITY;
   }
+}
+
+// The logits of a tile of queries, what may not be read at -inf.
+void logits(const Attention& task, int64_t b, int64_t h, int64_t start, int64_t rows, const float* q,
+            const float* k_turned, float* to) {
+  const int64_t n = task.n, m = task.m, width = padded(m), depth = padded(task.d);
+  product<false, false>(rows, width, task.d, q, depth, k_turned, width, to, width);
+  // What a vector reads past the end of a row is the next row, or nothing behind the last one; it is at -inf below.
+  if (task.bias) {
+    const float* bias = task.bias + ((task.bias_heads == 1 ? 0 : h) * n + start) * m;
+    const float* end = task.bias + task.bias_heads * n * m;
+    for (int64_t i = 0; i < rows; i++, bias += m)
+      for (int64_t j = 0; j < m; j += LANES) {
+        float* p = to + i * width + j;
+        store(p, load(p) + (bias + j + LANES <= end ? load(bias + j) : load(bias + j, m - j)));
+      }
+  }
+  hide(task, b, start, rows, to);
 }
 
 int64_t forward_scratch(const Attention& task) {
@@ -538,6 +546,229 @@ void attention_backward(const Attention& task, int64_t b, int64_t h, float* dbia
   unpack(dk, m, d, 1.0f, at<T>(task.dk, b, h, 0), task.dk.row);
   unpack(dv, m, e, 1.0f, at<T>(task.dv, b, h, 0), task.dv.row);
   task.dscale[b * task.heads + h] = sum(dscale);
+}
+
+// Heads that talk: one map for each head lies behind the other, `stride` numbers apart.
+//
+// What is worked on at a time: the maps of a tile, four for each head in the backward, stay in the second-level cache.
+INLINE int64_t mixed_rows(const Attention& task) {
+  const int64_t most = (1 << 15) / (task.heads * padded(task.m)), fit = most < 2 * ROWS ? 2 * ROWS : most;
+  const int64_t tiles = (task.n + fit - 1) / fit, rows = (task.n + tiles - 1) / tiles;
+  const int64_t whole = (rows + ROWS - 1) / ROWS * ROWS;
+  return task.n < whole ? task.n : whole;
+}
+
+template <int R>
+void mix_some(int64_t heads, int64_t size, int64_t stride, const float* weights, int64_t to, int64_t from,
+              const float* bias, const float* x, float* y) {
+  const Onto onto = {bias, WIDE};
+  int64_t j = 0;
+  for (; j + WIDE <= size; j += WIDE)
+    block<R, COLUMNS>(heads, weights, to, from, x + j, stride, y + j, stride, onto);
+  for (; j < size; j += LANES) block<R, 1>(heads, weights, to, from, x + j, stride, y + j, stride, onto);
+}
+
+// Map g of y = the sum over h of weights[g * to + h * from] times map h of x, plus row g of `bias` unless it is null.
+void mix(int64_t heads, int64_t size, int64_t stride, const float* weights, int64_t to, int64_t from, const float* bias,
+         const float* x, float* y) {
+  int64_t g = 0;
+  const auto some = [&](auto mixer, int64_t count) {
+    mixer(heads, size, stride, weights + g * to, to, from, bias ? bias + g * WIDE : nullptr, x, y + g * stride);
+    g += count;
+  };
+  while (heads - g >= 4) some(mix_some<4>, 4);
+  if (heads - g == 3) some(mix_some<3>, 3);
+  if (heads - g == 2) some(mix_some<2>, 2);
+  if (heads - g == 1) some(mix_some<1>, 1);
+}
+
+// to[a * to_row + b] += the product of the maps a of x and b of y, added up.
+template <int A, int B>
+void dots(int64_t down, int64_t across, int64_t size, int64_t stride, const float* x, const float* y, float* to,
+          int64_t to_row) {
+  if constexpr (A > 1)
+    if (down < A) return dots<A - 1, B>(down, across, size, stride, x, y, to, to_row);
+  if constexpr (B > 1)
+    if (across < B) return dots<A, B - 1>(down, across, size, stride, x, y, to, to_row);
+  V total[A][B] = {};
+  for (int64_t j = 0; j < size; j += LANES) {
+    V row[B];
+    for (int b = 0; b < B; b++) row[b] = load(y + b * stride + j);
+    for (int a = 0; a < A; a++) {
+      const V column = load(x + a * stride + j);
+      for (int b = 0; b < B; b++) total[a][b] += column * row[b];
+    }
+  }
+  for (int a = 0; a < A; a++)
+    for (int b = 0; b < B; b++) to[a * to_row + b] += sum(total[a][b]);
+}
+
+// What a tile adds to the gradients of a mix's weights: x went into it, dy comes back.
+void mix_gradient(int64_t heads, int64_t size, int64_t stride, const float* x, const float* dy, float* dweights) {
+  constexpr int DOWN = 4, ACROSS = LANES == 16 ? 4 : 2;
+  for (int64_t h = 0; h < heads; h += DOWN)
+    for (int64_t g = 0; g < heads; g += ACROSS)
+      dots<DOWN, ACROSS>(heads - h, heads - g, size, stride, x + h * stride, dy + g * stride, dweights + h * heads + g,
+                         heads);
+}
+
+// A row of WIDE equal numbers for each head.
+void spread(const float* bias, int64_t heads, float* to) {
+  for (int64_t i = 0; i < heads * WIDE; i++) to[i] = bias[i / WIDE];
+}
+
+int64_t mixed_forward_scratch(const Mixed& task) {
+  const int64_t m = padded(task.m), d = padded(task.d), e = padded(task.e), tile = mixed_rows(task);
+  return task.m * d + task.heads * (task.m * e + task.d * m + 2 * tile * m + WIDE) + tile * (d + e);
+}
+
+// Queries [from, to).
+template <class T>
+void mixed_forward(const Mixed& task, int64_t b, int64_t from, int64_t to, float* scratch) {
+  const int64_t heads = task.heads, n = task.n, m = task.m, d = task.d, e = task.e;
+  const int64_t m_width = padded(m), d_width = padded(d), e_width = padded(e), tile = mixed_rows(task);
+  const int64_t stride = tile * m_width;
+  float* k = scratch;
+  float* v = k + m * d_width;
+  float* k_turned = v + heads * m * e_width;
+  float* x = k_turned + heads * d * m_width;
+  float* p = x + heads * stride;
+  float* post_bias = p + heads * stride;
+  float* q = post_bias + heads * WIDE;
+  float* out = q + tile * d_width;
+
+  spread(task.post_bias, heads, post_bias);
+  for (int64_t h = 0; h < heads; h++) {
+    pack(at<const T>(task.k, b, h, 0), task.k.row, m, d, 1.0f, k);
+    turn(k, m, d, k_turned + h * d * m_width);
+    pack(at<const T>(task.v, b, h, 0), task.v.row, m, e, 1.0f, v + h * m * e_width);
+  }
+  for (int64_t start = from; start < to; start += tile) {
+    const int64_t rows = to - start < tile ? to - start : tile, size = rows * m_width;
+    for (int64_t h = 0; h < heads; h++) {
+      pack(at<const T>(task.q, b, h, start), task.q.row, rows, d, task.scale[h], q);
+      product<false, false>(rows, m_width, d, q, d_width, k_turned + h * d * m_width, m_width, x + h * stride, m_width);
+    }
+    mix(heads, size, stride, task.pre, 1, heads, nullptr, x, p);
+    for (int64_t h = 0; h < heads; h++) {
+      hide(task, b, start, rows, p + h * stride);
+      float* lse = task.lse + (b * heads + h) * n + start;
+      for (int64_t i = 0; i < rows; i++) {
+        float* row = p + h * stride + i * m_width;
+        V highest = load(row), total = {};
+        for (int64_t j = LANES; j < m_width; j += LANES) highest = larger(highest, load(row + j));
+        const float top = largest(highest);
+        for (int64_t j = 0; j < m_width; j += LANES) {
+          V y = exp(load(row + j) - top);
+          store(row + j, y);
+          total += y;
+        }
+        const float all = sum(total);
+        for (int64_t j = 0; j < m_width; j += LANES) store(row + j, load(row + j) * (1.0f / all));
+        lse[i] = top + logf(all);
+      }
+    }
+    mix(heads, size, stride, task.post, 1, heads, post_bias, p, x);
+    for (int64_t h = 0; h < heads; h++) {
+      product<false, false>(rows, e_width, m, x + h * stride, m_width, v + h * m * e_width, e_width, out, e_width);
+      unpack(out, rows, e, 1.0f, at<T>(task.out, b, h, start), task.out.row);
+    }
+  }
+}
+
+int64_t mixed_backward_scratch(const Mixed& task) {
+  const int64_t m = padded(task.m), d = padded(task.d), e = padded(task.e), tile = mixed_rows(task);
+  const int64_t head = task.m * 2 * (d + e) + (task.d + task.e) * m + tile * (d + e + 4 * m) + WIDE;
+  return task.heads * head + tile * d;
+}
+
+// With x the logits, y = pre(x), p = softmax(y), w = post(p) and out = w v: dv = w' dout, dw = dout v', dp = dw through
+// post's transpose, dy = p * (dp - sum(p * dp)), dx = dy through pre's transpose; then as without a mix.
+template <class T>
+void mixed_backward(const Mixed& task, int64_t b, float* scratch) {
+  const int64_t heads = task.heads, n = task.n, m = task.m, d = task.d, e = task.e;
+  const int64_t m_width = padded(m), d_width = padded(d), e_width = padded(e), tile = mixed_rows(task);
+  const int64_t stride = tile * m_width, k_size = m * d_width, v_size = m * e_width;
+  float* k = scratch;
+  float* v = k + heads * k_size;
+  float* dk = v + heads * v_size;
+  float* dv = dk + heads * k_size;
+  float* k_turned = dv + heads * v_size;
+  float* v_turned = k_turned + heads * d * m_width;
+  float* q = v_turned + heads * e * m_width;
+  float* dout = q + heads * tile * d_width;
+  float* x = dout + heads * tile * e_width;
+  float* p = x + heads * stride;
+  float* w = p + heads * stride;  // w, then dp, then dy
+  float* dw = w + heads * stride;  // dw, then dx
+  float* post_bias = dw + heads * stride;
+  float* dq = post_bias + heads * WIDE;
+
+  float *dpre = task.dpre + b * heads * heads, *dpost = task.dpost + b * heads * heads;
+  float *dpost_bias = task.dpost_bias + b * heads, *dscale = task.dscale + b * heads;
+  for (int64_t i = 0; i < heads * heads; i++) dpre[i] = dpost[i] = 0;
+  for (int64_t h = 0; h < heads; h++) dpost_bias[h] = dscale[h] = 0;
+  memset(dk, 0, sizeof(float) * heads * (k_size + v_size));
+  spread(task.post_bias, heads, post_bias);
+  for (int64_t h = 0; h < heads; h++) {
+    pack(at<const T>(task.k, b, h, 0), task.k.row, m, d, 1.0f, k + h * k_size);
+    pack(at<const T>(task.v, b, h, 0), task.v.row, m, e, 1.0f, v + h * v_size);
+    turn(k + h * k_size, m, d, k_turned + h * d * m_width);
+    turn(v + h * v_size, m, e, v_turned + h * e * m_width);
+  }
+  for (int64_t start = 0; start < n; start += tile) {
+    const int64_t rows = n - start < tile ? n - start : tile, size = rows * m_width;
+    for (int64_t h = 0; h < heads; h++) {
+      float *own_q = q + h * tile * d_width, *own_dout = dout + h * tile * e_width;
+      pack(at<const T>(task.q, b, h, start), task.q.row, rows, d, task.scale[h], own_q);
+      pack(at<const T>(task.dout, b, h, start), task.dout.row, rows, e, 1.0f, own_dout);
+      product<false, false>(rows, m_width, d, own_q, d_width, k_turned + h * d * m_width, m_width, x + h * stride,
+                            m_width);
+      product<false, false>(rows, m_width, e, own_dout, e_width, v_turned + h * e * m_width, m_width, dw + h * stride,
+                            m_width);
+    }
+    mix(heads, size, stride, task.pre, 1, heads, nullptr, x, p);
+    for (int64_t h = 0; h < heads; h++) {
+      hide(task, b, start, rows, p + h * stride);
+      const float* lse = task.lse + (b * heads + h) * n + start;
+      for (int64_t i = 0; i < rows; i++) {
+        float* row = p + h * stride + i * m_width;
+        for (int64_t j = 0; j < m_width; j += LANES) store(row + j, exp(load(row + j) - lse[i]));
+      }
+    }
+    mix(heads, size, stride, task.post, 1, heads, post_bias, p, w);
+    for (int64_t h = 0; h < heads; h++)
+      product<true, true>(m, e_width, rows, w + h * stride, m_width, dout + h * tile * e_width, e_width,
+                          dv + h * v_size, e_width);
+    mix_gradient(heads, size, stride, p, dw, dpost);
+    for (int64_t h = 0; h < heads; h++)
+      dpost_bias[h] += sum(add_up(size, [&](int64_t j, auto) INLINE_LAMBDA { return load(dw + h * stride + j); }));
+    mix(heads, size, stride, task.post, heads, 1, nullptr, dw, w);
+    for (int64_t h = 0; h < heads; h++)
+      for (int64_t i = 0; i < rows; i++) {
+        const float* row = p + h * stride + i * m_width;
+        float* drow = w + h * stride + i * m_width;
+        const float mean =
+            sum(add_up(m_width, [&](int64_t j, auto) INLINE_LAMBDA { return load(row + j) * load(drow + j); }));
+        for (int64_t j = 0; j < m_width; j += LANES) store(drow + j, load(row + j) * (load(drow + j) - mean));
+      }
+    mix_gradient(heads, size, stride, x, w, dpre);
+    mix(heads, size, stride, task.pre, heads, 1, nullptr, w, dw);
+    for (int64_t h = 0; h < heads; h++) {
+      float* own_q = q + h * tile * d_width;
+      const float* dx = dw + h * stride;
+      product<true, true>(m, d_width, rows, dx, m_width, own_q, d_width, dk + h * k_size, d_width);
+      product<false, false>(rows, d_width, m, dx, m_width, k + h * k_size, d_width, dq, d_width);
+      unpack(dq, rows, d, task.scale[h], at<T>(task.dq, b, h, start), task.dq.row);
+      pack(at<const T>(task.q, b, h, start), task.q.row, rows, d, 1.0f, own_q);
+      dscale[h] += sum(
+          add_up(rows * d_width, [&](int64_t i, auto) INLINE_LAMBDA { return load(own_q + i) * load(dq + i); }));
+    }
+  }
+  for (int64_t h = 0; h < heads; h++) {
+    unpack(dk + h * k_size, m, d, 1.0f, at<T>(task.dk, b, h, 0), task.dk.row);
+    unpack(dv + h * v_size, m, e, 1.0f, at<T>(task.dv, b, h, 0), task.dv.row);
+  }
 }
 
 // (mean, 1 / standard deviation) of a row. What rounding has left in the mean is the mean of the differences from it,
@@ -791,8 +1022,6 @@ void fold(const Unfold& task, int64_t from, int64_t to, float* scratch) {
     each(width, [&](int64_t x, auto count) INLINE_LAMBDA { store(dx + x, load(sums + x, count), count); });
   }
 }
-
-constexpr int64_t WIDE = COLUMNS * LANES;  // columns of a panel, at most
 
 // f(k, how many) for parts of `depth`: as few as are at most `most` deep, equally large.
 template <class F>
@@ -1220,6 +1449,10 @@ constexpr Kernels kernels = {
     backward_scratch,
     attention_forward<T>,
     attention_backward<T>,
+    mixed_forward_scratch,
+    mixed_backward_scratch,
+    mixed_forward<T>,
+    mixed_backward<T>,
     norm_forward<T>,
     norm_backward<T>,
     column_sums<T>,

@@ -24,6 +24,15 @@ struct Attention {
   float* dscale = nullptr;           // (batch, heads)
 };
 
+// Attention whose heads talk: map g of the logits becomes the sum over h of pre[h][g] times map h; behind the softmax
+// likewise with `post`, plus post_bias[g]. The mask is for the mixed logits. There is no other bias.
+struct Mixed : Attention {
+  const float *pre = nullptr, *post = nullptr;  // (heads, heads)
+  const float* post_bias = nullptr;             // (heads)
+  float *dpre = nullptr, *dpost = nullptr;      // (batch, heads, heads)
+  float* dpost_bias = nullptr;                  // (batch, heads)
+};
+
 struct LayerNorm {
   int64_t rows = 0, d = 0;
   float epsilon = 0;
@@ -112,8 +121,9 @@ struct DenseGradient {
 };
 
 // The functions of one type of array. Each works on a part of the whole, so that threads can share it out: attention
-// on one batch element and head, a dense layer on a tile of the result, the others on rows [from, to). Sums over rows are
-// added to what is there already, a dense layer's gradient is not.
+// on one batch element and head, mixed attention on one batch element and, forward, its queries [from, to), a dense layer
+// on a tile of the result, the others on rows [from, to). Sums over rows are added to what is there already, a dense
+// layer's gradient is not.
 struct Kernels {
   int64_t (*padded)(int64_t size);  // up to whole vectors: how wide the rows of dbias (n, m) are
   int64_t height, width;            // rows and columns that a dense layer computes at a time
@@ -122,6 +132,10 @@ struct Kernels {
   int64_t (*backward_scratch)(const Attention&);
   void (*attention_forward)(const Attention&, int64_t b, int64_t h, float* scratch);
   void (*attention_backward)(const Attention&, int64_t b, int64_t h, float* dbias, float* scratch);
+  int64_t (*mixed_forward_scratch)(const Mixed&);
+  int64_t (*mixed_backward_scratch)(const Mixed&);
+  void (*mixed_forward)(const Mixed&, int64_t b, int64_t from, int64_t to, float* scratch);
+  void (*mixed_backward)(const Mixed&, int64_t b, float* scratch);
   void (*norm_forward)(const LayerNorm&, int64_t from, int64_t to);
   void (*norm_backward)(const LayerNorm&, int64_t from, int64_t to, float* dscale, float* dbias);
   void (*column_sums)(const BatchNorm&, int64_t from, int64_t to, float* sums);

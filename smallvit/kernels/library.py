@@ -24,6 +24,8 @@ _HANDLERS = {
     "attention_backward": "rrrwwmrr->rrrrs",
     "packed_forward": "rwwm->rr",
     "packed_backward": "rwwmrr->rrs",
+    "mixed_forward": "rrrwmwww->rr",
+    "mixed_backward": "rrrwmwwwrr->rrrrrrr",
     "norm_forward": "rww->r",
     "norm_backward": "rwr->rss",
     "column_means": "rw->s",

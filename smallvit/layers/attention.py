@@ -10,7 +10,17 @@ from jaxtyping import Array, Bool, Float
 
 from smallvit.layers.basic import Dense, Factory, normal_or_xavier
 from smallvit.ops import align, attend
-from smallvit.ops.attention import attention_logits, keep_mask, merge_heads, scale_queries, split_heads
+from smallvit.ops.attention import (
+    Mix,
+    attend_mixed,
+    attention_logits,
+    keep_mask,
+    merge_heads,
+    mix_heads,
+    scale_queries,
+    split_heads,
+    split_joined,
+)
 
 LSAOption = bool | Literal["mask", "temperature"]  # True is both halves
 
@@ -25,7 +35,8 @@ def lsa_parts(lsa: LSAOption) -> tuple[bool, bool]:
 class Attend(nn.Module):
     """softmax(q k' scale + bias) v, per head, and the seams where architectures differ.
 
-    Tokens come and go as projections make and read them, head after head; q alone is all three, side by side.
+    Tokens come and go as projections make and read them, head after head; q alone is all three, side by side. With
+    `values`, the width of v in one head, they stand side by side within each head, as do keys and values in k alone.
     `bias` makes a module that returns (h, n, m), added to the logits; `pre` and `post` make modules that mix the
     heads before and after the softmax. With LSA the scale is learned, one a head, and where queries and keys are
     the same tokens (`same_tokens`; the queries may be the first few of the keys) no token reads itself: the
@@ -46,44 +57,55 @@ class Attend(nn.Module):
     def __call__(
         self,
         q: Float[Array, "*lead n a"],
-        k: Float[Array, "*lead m a"] | None = None,
+        k: Float[Array, "*lead m b"] | None = None,
         v: Float[Array, "*lead m c"] | None = None,
         *,
         heads: int,
         same_tokens: bool,
+        values: int | None = None,
         allowed: Bool[np.ndarray, "*some n m"] | None = None,
         train: bool = False,
     ) -> Float[Array, "*lead n e"]:
         learned, masked = lsa_parts(self.lsa)
-        scale = self.first_scale(heads, q, k)
+        scale = self.first_scale(heads, q, k, values=values)
         if learned:
             shape = (1,) if self.shared_temperature else (heads,)
             temperature = self.param("temperature", nn.initializers.constant(scale), shape)
         else:
             temperature = jnp.full((1,), scale, jnp.float32)
         bias = None if self.bias is None else self.bias(name="bias")()
-        plain = self.pre is None and self.post is None and not (train and self.dropout)
-        if plain and not self.is_mutable_collection("intermediates"):
-            return attend(q, k, v, temperature, bias, allowed, heads=heads, mask_diagonal=masked and same_tokens)
+        pre = None if self.pre is None else self.pre(name="pre")
+        post = None if self.post is None else self.post(name="post")
+        hidden = masked and same_tokens
+        if not (train and self.dropout) and not self.is_mutable_collection("intermediates"):  # nobody looks at the map
+            if pre is None and post is None:
+                return attend(q, k, v, temperature, bias, allowed, heads=heads, values=values, mask_diagonal=hidden)
+            if bias is None and values is None and isinstance(pre, HeadMix | None) and isinstance(post, HeadMix | None):
+                before = None if pre is None else pre.weights(heads)
+                after = None if post is None else post.weights(heads)
+                return attend_mixed(q, k, v, temperature, before, after, allowed, heads=heads, mask_diagonal=hidden)
 
+        q, k, v = (q, k, v) if values is None else split_joined(q, k, heads, values)
         q, k, v = split_heads(q, k, v, heads)
-        keep = keep_mask(q, k, allowed, mask_diagonal=masked and same_tokens)
+        keep = keep_mask(q, k, allowed, mask_diagonal=hidden)
         bias = None if bias is None else align(bias, q)
-        logits = attention_logits(scale_queries(q, temperature), k, bias, None if self.pre else keep)
-        if self.pre is not None:
-            logits = self.pre(name="pre")(logits)
+        logits = attention_logits(scale_queries(q, temperature), k, bias, keep if pre is None else None)
+        if pre is not None:
+            logits = pre(logits)
             logits = logits if keep is None else jnp.where(keep, logits, -jnp.inf)
         weights = jax.nn.softmax(logits, axis=-1)
         self.sow("intermediates", "attention", weights)
-        if self.post is not None:
-            weights = self.post(name="post")(weights)
+        if post is not None:
+            weights = post(weights)
         weights = nn.Dropout(self.dropout, deterministic=not train, name="dropout")(weights)
         return merge_heads(jnp.einsum("...nm,...me->...ne", weights.astype(v.dtype), v))
 
-    def first_scale(self, heads: int, q: Array, k: Array | None = None, *_: Array) -> float:
+    def first_scale(self, heads: int, q: Array, k: Array | None = None, *_: Array, values: int | None = None) -> float:
         """What the logits are multiplied by, before any learning."""
-        dims = q.shape[-1] // (3 if k is None else 1)
-        return (dims // heads) ** -0.5 if self.scale is None else self.scale
+        dim = q.shape[-1] // heads
+        if k is None:
+            dim = dim // 3 if values is None else (dim - values) // 2
+        return dim**-0.5 if self.scale is None else self.scale
 
 
 class Attention(nn.Module):
@@ -131,18 +153,13 @@ class HeadMix(nn.Module):
     use_bias: bool = True
     std: float | None = None  # of the mix, at first; None is Xavier's
 
-    @nn.compact
     def __call__(self, maps: Float[Array, "*lead h n m"]) -> Float[Array, "*lead h n m"]:
-        heads = maps.shape[-3]
-        kernel = self.param("kernel", normal_or_xavier(self.std), (heads, heads)).astype(maps.dtype)
-        # A product for each image: in one for all, whose gradient adds up over images too, maps would be transposed.
-        flat = maps.reshape(-1, heads, maps.shape[-2] * maps.shape[-1])
-        each = jnp.broadcast_to(kernel[None], (flat.shape[0], heads, heads))
-        maps = jnp.einsum("bhg,bhx->bgx", each, flat).reshape(maps.shape)
-        if not self.use_bias:
-            return maps
-        bias = self.param("bias", nn.initializers.zeros, (heads,)).astype(maps.dtype)
-        return maps + align(bias[:, None, None], maps)
+        return mix_heads(maps, self.weights(maps.shape[-3]))
+
+    @nn.compact
+    def weights(self, heads: int) -> Mix:
+        kernel = self.param("kernel", normal_or_xavier(self.std), (heads, heads))
+        return Mix(kernel, self.param("bias", nn.initializers.zeros, (heads,)) if self.use_bias else None)
 
 
 def head_dim(dim: int, heads: int, dim_head: int | None) -> int:

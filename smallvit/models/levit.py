@@ -160,16 +160,14 @@ class LeViTAttention(nn.Module):
         whole, grid = self.stride == 1, (x.shape[1], x.shape[2])
         widths = [self.dim_key, self.dim_value] if not whole else [self.dim_key, self.dim_key, self.dim_value]
         mixed = self.linear(self.heads * sum(widths), name="qkv" if whole else "kv")(x, train=train)
-        # One head's queries, keys and values stand side by side.
-        mixed = jnp.split(rearrange(mixed, "b h w (n e) -> b (h w) n e", n=self.heads), np.cumsum(widths)[:-1], axis=-1)
-        parts = [rearrange(part, "b m n e -> b m (n e)") for part in mixed]
+        parts = [rearrange(mixed, "b h w e -> b (h w) e")]  # one head's queries, keys and values stand side by side
         asking = x[:, :: self.stride, :: self.stride]
         if not whole:
             q = self.linear(self.heads * self.dim_key, name="q")(asking, train=train)
             parts = [rearrange(q, "b h w e -> b (h w) e"), *parts]
         bias = partial(DistanceBias, self.heads, grid, self.stride)
         attend = self.attend(dropout=self.dropout, bias=bias, name="attend")
-        x = attend(*parts, heads=self.heads, same_tokens=whole, train=train)
+        x = attend(*parts, heads=self.heads, values=self.dim_value, same_tokens=whole, train=train)
         x = jax.nn.hard_swish(rearrange(x, "b (h w) e -> b h w e", h=asking.shape[1]))
         x = self.linear(self.dim, self.scale_init, name="out")(x, train=train)
         return nn.Dropout(self.dropout, deterministic=not train, name="dropout")(x)

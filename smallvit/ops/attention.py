@@ -1,6 +1,7 @@
 """Attention on arrays: by a native kernel where one serves, otherwise in JAX, with the derivative written out."""
 
 from functools import partial
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -28,17 +29,22 @@ def readable(
 
 def attend(
     q: Float[Array, "*lead n a"],
-    k: Float[Array, "*lead m a"] | None,
+    k: Float[Array, "*lead m b"] | None,
     v: Float[Array, "*lead m c"] | None,
     scale: Float[Array, " #h"],
     bias: Float[Array, "#h n m"] | None = None,
     allowed: Bool[np.ndarray, "*some n m"] | None = None,
     *,
     heads: int,
+    values: int | None = None,
     mask_diagonal: bool = False,
 ) -> Float[Array, "*lead n e"]:
     """Attention without a map to look at; its arguments are those of `Attend`."""
     scales = jnp.broadcast_to(scale, (heads,))
+    if values is not None:
+        if kernels.attends_joined(q, k, heads, values, bias, allowed):
+            return kernels.attend(q, k, None, scales, bias, allowed, values=values, mask_diagonal=mask_diagonal)
+        q, k, v = split_joined(q, k, heads, values)
     if k is None or v is None:
         if kernels.attends_packed(q, heads, bias, allowed):
             return kernels.attend_packed(q, scales, bias, allowed, mask_diagonal=mask_diagonal)
@@ -49,6 +55,66 @@ def attend(
     return merge_heads(
         attend_pure(scale_queries(q, scale), k, v, bias, keep_mask(q, k, allowed, mask_diagonal=mask_diagonal))
     )
+
+
+class Mix(NamedTuple):
+    """What makes one head's map out of all heads' maps: weights, from head to head, and a bias."""
+
+    kernel: Float[Array, "h h"]
+    bias: Float[Array, " h"] | None = None
+
+
+def mix_heads(maps: Float[Array, "*lead h n m"], mix: Mix) -> Float[Array, "*lead h n m"]:
+    heads, kernel = maps.shape[-3], mix.kernel.astype(maps.dtype)
+    # A product for each image: in one for all, whose gradient adds up over images too, maps would be transposed.
+    flat = maps.reshape(-1, heads, maps.shape[-2] * maps.shape[-1])
+    each = jnp.broadcast_to(kernel[None], (flat.shape[0], heads, heads))
+    maps = jnp.einsum("bhg,bhx->bgx", each, flat).reshape(maps.shape)
+    return maps if mix.bias is None else maps + align(mix.bias[:, None, None], maps).astype(maps.dtype)
+
+
+def attend_mixed(
+    q: Float[Array, "*lead n a"],
+    k: Float[Array, "*lead m a"] | None,
+    v: Float[Array, "*lead m c"] | None,
+    scale: Float[Array, " #h"],
+    pre: Mix | None,
+    post: Mix | None,
+    allowed: Bool[np.ndarray, "*some n m"] | None = None,
+    *,
+    heads: int,
+    mask_diagonal: bool = False,
+) -> Float[Array, "*lead n e"]:
+    """`attend` with the heads' logits mixed by `pre` and their softmax by `post`; masks are for the mixed logits."""
+    if kernels.mixes(q, k, v, heads, allowed):
+        # A softmax does not see a constant, so that the first bias has no effect, and no gradient but rounding errors.
+        mixes = (_weights(pre, heads), _weights(post, heads), _bias(post, heads))
+        scales = jnp.broadcast_to(scale, (heads,))
+        return kernels.attend_mixed(q, k, v, scales, *mixes, allowed, mask_diagonal=mask_diagonal)
+    q, k, v = split_heads(q, k, v, heads)
+    keep = keep_mask(q, k, allowed, mask_diagonal=mask_diagonal)
+    logits = attention_logits(scale_queries(q, scale), k, None, None)
+    logits = logits if pre is None else mix_heads(logits, pre)
+    weights = jax.nn.softmax(logits if keep is None else jnp.where(keep, logits, -jnp.inf), axis=-1)
+    weights = weights if post is None else mix_heads(weights, post)
+    return merge_heads(jnp.einsum("...nm,...me->...ne", weights.astype(v.dtype), v))
+
+
+def _weights(mix: Mix | None, heads: int) -> Array:
+    return jnp.eye(heads) if mix is None else mix.kernel
+
+
+def _bias(mix: Mix | None, heads: int) -> Array:
+    return jnp.zeros(heads) if mix is None or mix.bias is None else mix.bias
+
+
+def split_joined(q: Array, k: Array | None, heads: int, values: int) -> tuple[Array, Array, Array]:
+    """(q, k, v), head after head, where each head's stand side by side in q, or its keys and values in k."""
+    read = rearrange(q if k is None else k, "... m (h e) -> ... m h e", h=heads)
+    keys, v = jnp.split(read, [read.shape[-1] - values], axis=-1)
+    parts = [*(jnp.split(keys, 2, axis=-1) if k is None else (keys,)), v]
+    parts = [rearrange(part, "... m h e -> ... m (h e)") for part in parts]
+    return (parts[0], parts[1], parts[2]) if k is None else (q, parts[0], parts[1])
 
 
 def split_heads(q: Array, k: Array | None, v: Array | None, heads: int) -> tuple[Array, Array, Array]:
