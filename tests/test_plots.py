@@ -9,6 +9,7 @@ from matplotlib.figure import Figure
 from PIL import Image
 
 from smallvit import plots
+from smallvit.plots.scores import without_short_end
 
 RNG = np.random.default_rng(0)
 
@@ -159,3 +160,11 @@ def test_nothing_global_is_left_behind():
     before = dict(matplotlib.rcParams)
     plots.curves([row(1)])
     assert dict(matplotlib.rcParams) == before
+
+
+def test_a_few_last_steps_are_no_point_of_their_own():
+    epochs, values = without_short_end([1.0, 2.0, 3.0, 3.25], [4.0, 3.0, 2.0, 1.0])
+    assert epochs == [1.0, 2.0, 3.25]
+    assert values == [4.0, 3.0, pytest.approx((2.0 + 0.25 * 1.0) / 1.25)]
+    even = [1.0, 2.0, 3.0, 3.75], [4.0, 3.0, 2.0, 1.0]
+    assert without_short_end(*even) == even

@@ -40,6 +40,8 @@ def curves(rows: Sequence[Mapping[str, float | int | None]], kept: int = -1) -> 
         axes.grid(axis="y")
         for key, label, colour in lines:
             epochs, values = _series(rows, key)
+            if key.startswith("train_"):
+                epochs, values = without_short_end(epochs, values)
             axes.plot(epochs, values, color=colour, label=label, marker="o" if len(values) <= 12 else "")
         axes.set_xlim(*((first - 0.5, last + 0.5) if last - first < 2 else (first, last)))
         axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1, nbins=8))
@@ -52,6 +54,18 @@ def curves(rows: Sequence[Mapping[str, float | int | None]], kept: int = -1) -> 
     for axes in (loss, top1):
         axes.legend(loc="best")
     return figure
+
+
+def without_short_end(epochs: list[float], values: list[float]) -> tuple[list[float], list[float]]:
+    """Means over the time since the point before, where a run ends soon after an evaluation: a few steps are no point.
+
+    The last two become one, their mean weighted by the epochs of each.
+    """
+    spans = np.diff(epochs, prepend=0.0)
+    if len(spans) < 3 or spans[-1] >= np.median(spans) / 2:
+        return epochs, values
+    mean = float(np.average(values[-2:], weights=spans[-2:]))
+    return [*epochs[:-2], epochs[-1]], [*values[:-2], mean]
 
 
 @styled

@@ -22,7 +22,7 @@ MODELS = {"hybrid_vit_tiny": 0.0, "hybrid_vit_small": 35.0, "hybrid_vit_base": 8
 AUGMENTATION: dict[float, dict[str, Any]] = {
     0.0: {},
     15.0: dict(cutmix=0.3, mixup=0.2),
-    100.0: dict(cutmix=0.4, mixup=0.3, policy="randaugment", erasing=0.1),
+    200.0: dict(cutmix=0.4, mixup=0.3, policy="randaugment", erasing=0.1),
 }
 
 OVERHEAD = 30.0  # seconds to read the images, to compile and to write the report
