@@ -4,6 +4,7 @@
     .venv-peers/bin/python -m benchmarks.accuracy speeds FOLDER ...           once, on a quiet machine
     .venv-peers/bin/python -m benchmarks.accuracy run FOLDER ... --minutes 6 40 --seeds 3 [--core 1]
     .venv-peers/bin/python -m benchmarks.accuracy table
+    .venv-peers/bin/python -m benchmarks.accuracy plot FOLDER --minutes 2
 
 Everything has one core. Each candidate's speed is taken once; then it trains for the number of images that the minutes
 are worth, so that a noisy neighbour cannot decide. A result is appended to benchmarks/accuracy.jsonl as it comes; what
@@ -107,18 +108,18 @@ def run_one(job: dict[str, Any]) -> dict[str, Any]:
 
         steps = max(1, round(images[name] / RECIPES[name].batch_size))
         found = train_peer(name, data, steps, seed)
-        return {**job, "epochs": round(images[name] / len(data.train), 1), **found}
+        return {**job, "epochs": round(images[name] / len(data.train), 1), "images_per_second": speeds[name], **found}
 
     from smallvit.training.choice import MODELS, choose_augmentation, choose_model
 
     model = name.removeprefix("ours").removeprefix(":")
     if not model:
         model = choose_model({each: images[f"ours:{each}"] / len(data.train) for each in MODELS})
-    epochs = images[f"ours:{model}"] / len(data.train)
     given = job.get("options", [])
-    policy = given[given.index("--policy") + 1] if "--policy" in given else choose_augmentation(epochs).get("policy")
-    if policy not in (None, "none"):
-        epochs = images[f"ours:{model}{POLICY}"] / len(data.train)
+    planned = choose_augmentation(images[f"ours:{model}"] / len(data.train)).get("policy", "none")
+    policy = given[given.index("--policy") + 1] if "--policy" in given else planned
+    timed = f"ours:{model}" + (POLICY if policy != "none" else "")
+    epochs = images[timed] / len(data.train)
     with tempfile.TemporaryDirectory() as runs:
         begun = time.monotonic()
         command = [sys.executable, "-m", "smallvit.cli", "train", folder, "--model", model, "--epochs", f"{epochs:.4f}"]
@@ -127,7 +128,7 @@ def run_one(job: dict[str, Any]) -> dict[str, Any]:
         result = json.loads(Path(runs, "run", "result.json").read_text())
     seconds = time.monotonic() - begun
     found = {"top1": result["test_top1"], "parameters": result["parameters"], "seconds": seconds, "model": model}
-    return {**job, "epochs": round(epochs, 1), **found}
+    return {**job, "epochs": round(epochs, 1), "images_per_second": speeds[timed], **found}
 
 
 def results() -> list[dict[str, Any]]:
@@ -160,12 +161,16 @@ def run_all(args: argparse.Namespace) -> None:
 def print_table() -> None:
     """Mean and spread over the seeds, and how far ours is ahead, seed by seed."""
     groups: dict[tuple[str, float], dict[str, dict[int, float]]] = defaultdict(lambda: defaultdict(dict))
-    epochs = {}
+    costs = {}
     for row in results():
         name = " ".join([row["name"], *row.get("options", [])])
         groups[Path(row["folder"]).name, row["minutes"]][name][row["seed"]] = row["top1"]
-        epochs[Path(row["folder"]).name, row["minutes"], name] = row["epochs"]
-    print("| set | core-minutes | model | epochs | top-1 % | seeds | ours ahead by |\n|---|---|---|---|---|---|---|")
+        speed = f"{row['images_per_second']:,.0f}" if "images_per_second" in row else ""
+        costs[Path(row["folder"]).name, row["minutes"], name] = (
+            f"{row['epochs']:g} | {speed} | {row['parameters'] / 1e6:.2f} M"
+        )
+    titles = ["set", "core-minutes", "model", "epochs", "images/s", "parameters", "top-1 %", "seeds", "ours ahead by"]
+    print(f"| {' | '.join(titles)} |\n|{'---|' * len(titles)}")
     for (folder, minutes), names in sorted(groups.items()):
         for name, scores in sorted(names.items(), key=lambda item: -statistics.mean(item[1].values())):
             spread = f" ± {statistics.stdev(scores.values()):.2f}" if len(scores) > 1 else ""
@@ -174,14 +179,44 @@ def print_table() -> None:
             figures = " ".join(f"{scores[seed]:.1f}" for seed in sorted(scores))
             mean = statistics.mean(scores.values())
             print(
-                f"| {folder} | {minutes:g} | {name} | {epochs[folder, minutes, name]:g} | {mean:.2f}{spread} "
+                f"| {folder} | {minutes:g} | {name} | {costs[folder, minutes, name]} | {mean:.2f}{spread} "
                 f"| {figures} | {ahead} |"
             )
 
 
+def plot(folder: str, minutes: float) -> None:
+    """docs/images/which-vit.png: the accuracy of every model on one set in one budget, the mean over the seeds."""
+    from matplotlib.figure import Figure
+
+    from smallvit import plots
+    from smallvit.plots.style import styled
+
+    scores = defaultdict(list)
+    for row in results():
+        if (Path(row["folder"]).name, row["minutes"]) == (folder, minutes) and not row.get("options"):
+            scores[row["name"].removeprefix("ours:")].append(row["top1"])
+    means = sorted((statistics.mean(found), name) for name, found in scores.items() if name != "ours")
+
+    @styled
+    def draw() -> Figure:
+        figure = Figure(figsize=(8, 0.36 * len(means) + 0.9))
+        axes = figure.subplots()
+        colours = ["#9aa5b1" if name in PEERS else "#1f6feb" for _, name in means]
+        bars = axes.barh(
+            [name.replace("_tiny_data", "") for _, name in means], [top1 for top1, _ in means], color=colours
+        )
+        axes.bar_label(bars, fmt="%.1f", padding=4)
+        axes.set_title(f"Top-1 %, {folder}, {minutes:g} core-minutes each; grey: ConvNets and ViTs in torch")
+        axes.spines["bottom"].set_visible(False)
+        axes.xaxis.set_visible(False)
+        return figure
+
+    plots.save(draw(), HERE.parent / "docs" / "images" / "which-vit.png")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("speeds", "run", "table"))
+    parser.add_argument("what", choices=("speeds", "run", "table", "plot"))
     parser.add_argument("folders", nargs="*")
     parser.add_argument("--minutes", nargs="+", type=float, default=[6.0])
     parser.add_argument("--seeds", type=int, default=3)
@@ -195,6 +230,8 @@ def main() -> None:
         measure_speeds(args.folders, args.only)
     elif args.what == "run":
         run_all(args)
+    elif args.what == "plot":
+        plot(Path(args.folders[0]).name, args.minutes[0])
     else:
         print_table()
 
