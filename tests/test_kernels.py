@@ -1,7 +1,7 @@
 """The native kernels against plain jnp, with every instruction set of this machine."""
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
@@ -71,6 +71,23 @@ def with_gradients(f: Callable) -> Callable[..., tuple]:
     return jax.jit(run)
 
 
+def matches(ours: Callable, theirs: Callable, args: Sequence, tolerance: float) -> None:
+    """Values and gradients of both, with every instruction set."""
+    run, expected = with_gradients(ours), with_gradients(theirs)(*args)
+    for name in SETS:
+        library.choose(name)
+        same(run(*args), expected, tolerance)
+
+
+def equals(one: Callable, other: Callable, args: Sequence) -> None:
+    """The same to the bit, by two kernels."""
+    run, again = with_gradients(one), with_gradients(other)
+    for name in SETS:
+        library.choose(name)
+        for mine, their in zip(run(*args), again(*args), strict=True):
+            np.testing.assert_array_equal(np.asarray(mine), np.asarray(their))
+
+
 @needs_library
 @few
 @given(
@@ -105,10 +122,7 @@ def test_attention(images, windows, heads, n, m, d, e, dtype, bias, masked, mask
     def theirs(q, k, v, scale, table=None):
         return tokens(plain(q, k, v, scale, table, allowed, mask_diagonal).astype(dtype))
 
-    run, expected = with_gradients(ours), with_gradients(theirs)(*floats)
-    for name in SETS:
-        library.choose(name)
-        same(run(*floats), expected, TOLERANCE[dtype])
+    matches(ours, theirs, floats, TOLERANCE[dtype])
 
 
 @needs_library
@@ -135,11 +149,7 @@ def test_packed_is_the_same_attention(batch, heads, n, d, dtype, biased, mask_di
     def separate(qkv, scale, bias=None):
         return kernels.attend(*jnp.split(qkv, 3, axis=-1), scale, bias, mask_diagonal=mask_diagonal)
 
-    one, other = with_gradients(packed), with_gradients(separate)
-    for name in SETS:
-        library.choose(name)
-        for mine, their in zip(one(*floats), other(*floats), strict=True):
-            np.testing.assert_array_equal(np.asarray(mine), np.asarray(their))
+    equals(packed, separate, floats)
 
 
 @needs_library
@@ -172,11 +182,7 @@ def test_heads_side_by_side_are_the_same_attention(batch, heads, n, m, d, e, dty
         q, k = args[0], None if m is None else args[1]
         return kernels.attend(*split_joined(q, k, heads, e), *args[len(given) :])
 
-    one, other = with_gradients(joined), with_gradients(separate)
-    for name in SETS:
-        library.choose(name)
-        for mine, their in zip(one(*given, *rest), other(*given, *rest), strict=True):
-            np.testing.assert_array_equal(np.asarray(mine), np.asarray(their))
+    equals(joined, separate, (*given, *rest))
 
 
 @needs_library
@@ -216,10 +222,7 @@ def test_mixed_attention(images, windows, heads, n, m, d, e, dtype, masked, mask
             return out.astype(dtype)
 
     floats = (q, k, v, scale, *mixes)
-    run, expected = with_gradients(ours), with_gradients(theirs)(*floats)
-    for name in SETS:
-        library.choose(name)
-        same(run(*floats), expected, TOLERANCE[dtype])
+    matches(ours, theirs, floats, TOLERANCE[dtype])
 
 
 @needs_library
@@ -241,12 +244,11 @@ def test_packed_is_the_same_mixed_attention(batch, heads, n, d, dtype, mask_diag
     def mixed(q, k, v, scale, *mixes):
         return kernels.attend_mixed(q, k, v, scale, *mixes, mask_diagonal=mask_diagonal)
 
-    one = with_gradients(lambda qkv, *rest: mixed(qkv, None, None, *rest))
-    other = with_gradients(lambda qkv, *rest: mixed(*jnp.split(qkv, 3, axis=-1), *rest))
-    for name in SETS:
-        library.choose(name)
-        for mine, their in zip(one(qkv, scale, *mixes), other(qkv, scale, *mixes), strict=True):
-            np.testing.assert_array_equal(np.asarray(mine), np.asarray(their))
+    equals(
+        lambda qkv, *rest: mixed(qkv, None, None, *rest),
+        lambda qkv, *rest: mixed(*jnp.split(qkv, 3, axis=-1), *rest),
+        (qkv, scale, *mixes),
+    )
 
 
 @needs_library
@@ -423,11 +425,8 @@ def test_conv(images, sides, channels, features, size, stride, padding, dtype, s
     padding = tuple(max(p, -(-(k - n) // 2)) for p, k, n in zip(padding, size, sides, strict=True))  # one window fits
     x, kernel = draw(seed, (images, *sides, channels), (*size, channels, features), dtype=dtype)
     assert kernels.convolves(x, kernel, stride, padding) == (dtype == "float32" or not library.has_bfloat16())
-    run = with_gradients(partial(kernels.conv, stride=stride, padding=padding))
-    theirs = with_gradients(partial(convolved, stride=stride, padding=padding))(x, kernel)
-    for name in SETS:
-        library.choose(name)
-        same(run(x, kernel), theirs, TOLERANCE[dtype])
+    ours, theirs = (partial(each, stride=stride, padding=padding) for each in (kernels.conv, convolved))
+    matches(ours, theirs, (x, kernel), TOLERANCE[dtype])
 
 
 @needs_library
@@ -439,11 +438,8 @@ def test_depthwise(images, sides, channels, size, dtype, seed):
     padding = tuple((k - 1) - (k - 1) // 2 for k in size)
     (x,), (kernel,) = draw(seed, (images, *sides, channels), dtype=dtype), draw(seed + 1, (*size, 1, channels))
     assert kernels.convolves_depthwise(x, kernel, (1, 1), padding)
-    run = with_gradients(partial(kernels.depthwise, stride=(1, 1), padding=padding))
-    theirs = with_gradients(partial(convolved, stride=(1, 1), padding=padding))(x, kernel)
-    for name in SETS:
-        library.choose(name)
-        same(run(x, kernel), theirs, TOLERANCE[dtype])
+    ours, theirs = (partial(each, stride=(1, 1), padding=padding) for each in (kernels.depthwise, convolved))
+    matches(ours, theirs, (x, kernel), TOLERANCE[dtype])
 
 
 def normed(x, scale, bias, more, relu):
@@ -468,11 +464,12 @@ def test_batch_norm(rows, width, adds, relu, dtype, seed):
     x, more = draw(seed, (rows, width), (rows, width), dtype=dtype)
     scale, bias = draw(seed + 1, (width,), (width,))
     args = (3 * x + 2, scale, bias, *([more] if adds else []))
-    ours = with_gradients(lambda *args: kernels.batch_norm(*args, *[None] * (not adds), 1e-5, relu)[0])
-    theirs = with_gradients(lambda *args: normed(*args, *[None] * (not adds), relu))(*args)
-    for name in SETS:
-        library.choose(name)
-        same(ours(*args), theirs, TOLERANCE[dtype])
+    matches(
+        lambda *args: kernels.batch_norm(*args, *[None] * (not adds), 1e-5, relu)[0],
+        lambda *args: normed(*args, *[None] * (not adds), relu),
+        args,
+        TOLERANCE[dtype],
+    )
 
 
 @needs_library
