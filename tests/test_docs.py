@@ -28,9 +28,16 @@ def test_the_reference_has_every_public_name():
 @pytest.mark.parametrize("page", ["../README.md", *(str(path.relative_to(DOCS)) for path in PAGES)])
 def test_what_a_page_points_to_is_there(page: str):
     path = DOCS / page
-    targets = [link.split("#")[0] for link in re.findall(r"\]\(([^)\s]+)\)", path.read_text())]
-    missing = [each for each in targets if each and "://" not in each and not (path.parent / each).exists()]
-    assert missing == []
+    links = [link.partition("#") for link in re.findall(r"\]\(([^)\s]+)\)", path.read_text()) if "://" not in link]
+    assert [file for file, _, _ in links if not (path.parent / file).exists()] == []
+    sections = [(path.parent / file if file else path, section) for file, _, section in links if section]
+    assert [section for target, section in sections if section not in _sections(target)] == []
+
+
+def _sections(page: Path) -> list[str]:
+    """As a page names its headings: small letters, hyphens for spaces, no punctuation."""
+    headings = re.findall(r"^#+ (.+)$", page.read_text(), re.MULTILINE)
+    return [re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings]
 
 
 @pytest.mark.parametrize("page", sorted((DOCS / "models").glob("*.md")), ids=lambda page: page.stem)
