@@ -23,7 +23,6 @@ from smallvit.runs.source import given_test, own_images, source_of
 
 MISTAKES = "mistakes.csv"
 OPTIMISTIC = "the temperature was fitted to these validation images, so the calibration error after it is optimistic"
-
 FLIPPED = "with test-time flips: the mean of the logits of each image and its mirror image"
 
 

@@ -179,16 +179,8 @@ def _attend_backward(options: tuple[bool, int | None], saved: tuple, dout: Array
     return dq, dk, dv, dscale.sum(0), None if bias is None else dbias, None
 
 
-def _attend_out(
-    options: tuple[bool, int | None],
-    q: Array,
-    k: Array,
-    v: Array,
-    scale: Array,
-    bias: Array | None,
-    mask: Array | np.ndarray | None,
-) -> Array:
-    return _attend_forward(options, q, k, v, scale, bias, mask)[0]
+def _attend_out(options: tuple[bool, int | None], *args: Array | np.ndarray | None) -> Array:
+    return _attend_forward(options, *args)[0]  # pyright: ignore[reportArgumentType]
 
 
 _attend = jax.custom_vjp(_attend_out, nondiff_argnums=(0,))

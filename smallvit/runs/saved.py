@@ -159,7 +159,7 @@ def from_pretrained(path: str | Path) -> Saved:
         raise ValueError(f"{folder / WEIGHTS} cannot be read ({error})") from None
     try:
         check_weights(spec.fields, list(given.values()))
-        model, wanted = _abstract(spec, preprocess)
+        model, wanted = abstract_model(spec, preprocess)
         check_count([leaf.shape for leaf in wanted.values()], list(given.values()))
     except ValueError as error:
         raise ValueError(f"{folder / CONFIG} cannot be used: {error}") from None
@@ -173,7 +173,7 @@ def from_pretrained(path: str | Path) -> Saved:
     return Saved(model, nested(arrays), tuple(config["classes"]), preprocess, spec, calibration)
 
 
-def _abstract(spec: Spec, preprocess: Preprocess) -> tuple[Classifier, dict[str, Any]]:
+def abstract_model(spec: Spec, preprocess: Preprocess) -> tuple[Classifier, dict[str, Any]]:
     """The model, and the shapes of its variables by their paths; nothing is computed."""
     image = jax.ShapeDtypeStruct((1, *preprocess.size, preprocess.channels), jnp.float32)
     try:
@@ -181,4 +181,4 @@ def _abstract(spec: Spec, preprocess: Preprocess) -> tuple[Classifier, dict[str,
         return model, by_path(jax.eval_shape(model.init, jax.random.key(0), image))
     except Exception as error:  # models refuse most combinations that make no sense; others fail in some operation
         reason = first_line(error) or type(error).__name__
-        raise ValueError(f"no model {spec.name} can be made as it says ({reason})") from None
+        raise ValueError(f"no model {spec.name} can be made with these fields ({reason})") from None

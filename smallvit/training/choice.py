@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from smallvit.count import multiply_adds
 from smallvit.data import Dataset
 from smallvit.ops import multiply
-from smallvit.runs.saved import Spec
+from smallvit.runs.saved import Spec, abstract_model
 from smallvit.training.cluster import agree
 from smallvit.training.config import DEFAULT_MINUTES, TrainConfig
 from smallvit.training.recipe import RECIPES
@@ -31,6 +31,9 @@ USED = 0.55  # share of the speed of a matrix product that a training step reach
 
 def choose(config: TrainConfig, data: Dataset) -> tuple[TrainConfig, str]:
     """The configuration with nothing left open, and the choice and its reason in a line; that is empty without one."""
+    if config.fields:  # a value that makes no sense would fail somewhere inside
+        for name in [config.model] if config.model else MODELS:
+            abstract_model(Spec(name, len(data.classes), data.preprocess.size, config.model_fields), data.preprocess)
     if config.model is not None and config.recipe_name != "default":
         return config, ""
     epochs = epochs_of(config)
