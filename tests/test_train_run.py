@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import pytest
@@ -289,11 +290,22 @@ def test_a_comparison_is_a_table_and_goes_on(photos: Path, env: dict[str, str], 
     assert other.stderr == f"smallvit: {out} holds another comparison: choose another --out\n"
 
 
-def test_ablations_take_one_model_apart():
-    parts = {each.name: each.fields for each in variants(CompareConfig(models="sl_vit_small_data", ablation="spt-lsa"))}
-    assert list(parts) == ["plain", "temperature", "mask", "LSA", "SPT", "SPT and LSA"]
-    assert parts["mask"] == ("lsa=mask",)
-    assert parts["SPT and LSA"] == ("spt=true", "lsa=true")
+def test_ablations_take_models_apart():
+    def parts(models: str, ablation: Literal["spt-lsa", "lsa"]) -> dict[str, tuple[str, tuple[str, ...]]]:
+        return {
+            each.name: (each.model, each.fields) for each in variants(CompareConfig(models=models, ablation=ablation))
+        }
+
+    rows = parts("sl_vit_small_data", "spt-lsa")
+    assert list(rows) == ["plain", "SPT", "LSA", "SPT and LSA"]
+    assert rows["SPT and LSA"] == ("vit_small_data", ("spt=true", "lsa=true"))
+    rows = parts("vit_small_data,sl_vit_small_data,pit_tiny_data", "lsa")
+    assert list(rows) == [
+        f"{model} {part}"
+        for model in ("vit_small_data", "pit_tiny_data")
+        for part in ("plain", "temperature", "mask", "LSA")
+    ]
+    assert rows["pit_tiny_data mask"] == ("pit_tiny_data", ("lsa=mask",))
     shift = variants(CompareConfig(models="vit_small_data", ablation="shift", image_size=32))
     assert [each.name for each in shift] == [
         "diagonal, half a patch",
@@ -303,5 +315,3 @@ def test_ablations_take_one_model_apart():
     ]
     with pytest.raises(ValueError, match="needs --image-size"):
         CompareConfig(models="vit_small_data", ablation="shift")
-    with pytest.raises(ValueError, match="needs a single model"):
-        CompareConfig(ablation="spt-lsa")

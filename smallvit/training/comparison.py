@@ -1,7 +1,5 @@
 """Several models, or the ablation of one, trained with several seeds and put into a table."""
 
-import csv
-import io
 import re
 import statistics
 from collections.abc import Iterator
@@ -11,6 +9,7 @@ from typing import Any
 
 from smallvit import plots
 from smallvit.common.files import read_json, write_bytes, write_json
+from smallvit.common.text import as_csv
 from smallvit.count import multiply_adds
 from smallvit.ops import pair
 from smallvit.registry import create_model
@@ -52,27 +51,24 @@ def compare(config: CompareConfig) -> list[dict[str, Any]]:
 
 def variants(config: CompareConfig) -> Iterator[Variant]:
     recipes, models = config.recipes.split(","), config.models.split(",")
+    if config.ablation is not None:
+        models = list(dict.fromkeys(model.removeprefix("sl_") for model in models))
     for recipe in recipes:
         suffix = f" {recipe}" if len(recipes) > 1 else ""
         for model in models:
-            if config.ablation is None:
-                yield Variant(model + suffix, model, config.fields, recipe)
-                continue
-            base = model.removeprefix("sl_")
-            for name, fields in _parts(config, base).items():
-                yield Variant(name + suffix, base, (*config.fields, *fields), recipe)
+            for part, fields in _parts(config, model).items():
+                name = part if part and len(models) == 1 else f"{model} {part}".rstrip()
+                yield Variant(name + suffix, model, (*config.fields, *fields), recipe)
 
 
 def _parts(config: CompareConfig, model: str) -> dict[str, tuple[str, ...]]:
+    """The fields of each row that a model has, by the name of the row."""
+    if config.ablation is None:
+        return {"": ()}
     if config.ablation == "spt-lsa":
-        return {
-            "plain": (),
-            "temperature": ("lsa=temperature",),
-            "mask": ("lsa=mask",),
-            "LSA": ("lsa=true",),
-            "SPT": ("spt=true",),
-            "SPT and LSA": ("spt=true", "lsa=true"),
-        }
+        return {"plain": (), "SPT": ("spt=true",), "LSA": ("lsa=true",), "SPT and LSA": ("spt=true", "lsa=true")}
+    if config.ablation == "lsa":
+        return {"plain": (), "temperature": ("lsa=temperature",), "mask": ("lsa=mask",), "LSA": ("lsa=true",)}
     assert config.image_size is not None
     patch, _ = pair(getattr(create_model(model, image_size=config.image_size), "patch_size", 2))
     amounts = sorted({round(patch * share) for share in (0.25, 0.5, 0.75, 1.0)} - {0})
@@ -151,11 +147,7 @@ def _table(out: Path, rows: dict[Variant, list[dict[str, Any]]]) -> list[dict[st
 
 def _write(out: Path, rows: dict[Variant, list[dict[str, Any]]]) -> None:
     table = _table(out, rows)
-    text = io.StringIO()
-    writer = csv.DictWriter(text, fieldnames=list(table[0]), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(table)
-    write_bytes(out / "table.csv", text.getvalue().encode())
+    write_bytes(out / "table.csv", as_csv([list(table[0]), *(list(row.values()) for row in table)]).encode())
     write_bytes(out / "table.md", markdown(table).encode())
     scores = {row["model"]: [float(score) for score in row["scores"].split()] for row in table}
     plots.save(plots.comparison(scores), out / "table.png")
