@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from smallvit import kernels
@@ -427,6 +427,25 @@ def test_conv(images, sides, channels, features, size, stride, padding, dtype, s
     assert kernels.convolves(x, kernel, stride, padding) == (dtype == "float32" or not library.has_bfloat16())
     ours, theirs = (partial(each, stride=stride, padding=padding) for each in (kernels.conv, convolved))
     matches(ours, theirs, (x, kernel), TOLERANCE[dtype])
+
+
+@needs_library
+@few
+@given(
+    st.integers(1, 3),
+    _sides,
+    st.sampled_from([16, 32, 48]),
+    st.sampled_from([16, 32, 64, 80]),
+    st.tuples(st.integers(0, 2), st.integers(0, 2)),
+    st.integers(0, 99),
+)
+@example(3, (17, 15), 16, 32, (1, 1), 0)  # more tiles than are worked on at a time
+def test_conv_by_tiles(images, sides, channels, features, padding, seed):
+    """3 x 3 windows, and channels and features in whole vectors: by Winograd's algorithm."""
+    padding = tuple(max(p, 2 - n) for p, n in zip(padding, sides, strict=True))  # one window fits
+    x, kernel = draw(seed, (images, *sides, channels), (3, 3, channels, features))
+    ours, theirs = (partial(each, stride=(1, 1), padding=padding) for each in (kernels.conv, convolved))
+    matches(ours, theirs, (x, kernel), TOLERANCE["float32"])
 
 
 @needs_library

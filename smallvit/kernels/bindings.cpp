@@ -883,15 +883,32 @@ ffi::Error conv(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::AnyBuffer weights, 
     task.kernel = weights.untyped_data();
     task.y = y->untyped_data();
     const Kernels& kernels = kernels_for(x);
+    const bool tiled = kernels.tiled(task);
+    const auto run = tiled ? kernels.tiled_conv : kernels.conv;
     // Few parts, for each packs the weights.
-    const int64_t rows = task.windows.batch * task.windows.rows, threads = workers(pool, rows);
-    const int64_t parts = threads == 1 ? 1 : std::min(rows, 2 * threads);
-    const int64_t scratch_size = Floats::aligned(kernels.conv_scratch(task));
+    const int64_t rows = tiled ? kernels.tiles(task) : task.windows.batch * task.windows.rows;
+    const int64_t threads = workers(pool, rows), parts = threads == 1 ? 1 : std::min(rows, 2 * threads);
+    const int64_t scratch_size = Floats::aligned(tiled ? kernels.tiled_scratch(task) : kernels.conv_scratch(task));
     const Floats scratch(scratch_size * threads);
     share_out(pool, parts, [&](int64_t part, int64_t worker) {
-      kernels.conv(task, rows * part / parts, rows * (part + 1) / parts, scratch.data() + worker * scratch_size);
+      run(task, rows * part / parts, rows * (part + 1) / parts, scratch.data() + worker * scratch_size);
     });
   });
+}
+
+// The images are shared out in as many parts as are summed up in little time, whatever the number of threads.
+void run_tiled_gradient(ffi::ThreadPool& pool, const Conv& task, const Kernels& kernels) {
+  const int64_t size = 16 * task.windows.channels * task.features, tiles = kernels.tiles(task);
+  const int64_t parts = std::min(tiles, std::clamp<int64_t>((1 << 17) / size, 4, 32));
+  const int64_t scratch_size = Floats::aligned(kernels.tiled_scratch(task));
+  const Floats sums(parts * size, true), scratch(scratch_size * workers(pool, parts));
+  share_out(pool, parts, [&](int64_t part, int64_t worker) {
+    kernels.tiled_gradient(task, tiles * part / parts, tiles * (part + 1) / parts, sums.data() + part * size,
+                           scratch.data() + worker * scratch_size);
+  });
+  for (int64_t part = 1; part < parts; part++)
+    for (int64_t i = 0; i < size; i++) sums.data()[i] += sums.data()[part * size + i];
+  kernels.kernel_gradient(task, sums.data());
 }
 
 ffi::Error conv_gradient(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::AnyBuffer dy,
@@ -902,6 +919,7 @@ ffi::Error conv_gradient(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::AnyBuffer 
     const int64_t rows = window_size(task.windows);
     task.dkernel = sized(dweights, {rows, task.features});
     const Kernels& kernels = kernels_for(x);
+    if (kernels.tiled(task)) return run_tiled_gradient(pool, task, kernels);
     constexpr int64_t UNIT = 48;  // rows: whole blocks of every kind
     const int64_t step = even_step(rows, UNIT, rows, pool.num_threads());
     const int64_t scratch_size = Floats::aligned(kernels.conv_gradient_scratch(task));

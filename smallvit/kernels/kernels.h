@@ -158,6 +158,14 @@ struct Kernels {
   int64_t (*conv_gradient_scratch)(const Conv&);
   void (*conv)(const Conv&, int64_t from, int64_t to, float* scratch);  // rows of y, counted through all images
   void (*conv_gradient)(const Conv&, int64_t top, int64_t bottom, float* scratch);  // rows of dkernel
+  // Winograd's algorithm, where it takes the convolution: tiles of 2 x 2 pixels, counted through all images. What they add
+  // to the gradient are its 16 points, (16, channels, features), from which kernel_gradient makes dkernel.
+  bool (*tiled)(const Conv&);
+  int64_t (*tiles)(const Conv&);
+  int64_t (*tiled_scratch)(const Conv&);
+  void (*tiled_conv)(const Conv&, int64_t from, int64_t to, float* scratch);
+  void (*tiled_gradient)(const Conv&, int64_t from, int64_t to, float* points, float* scratch);
+  void (*kernel_gradient)(const Conv&, const float* points);
   void (*depthwise)(const Depthwise&, int64_t from, int64_t to);
   void (*depthwise_gradient)(const Depthwise&, int64_t from, int64_t to, float* dkernel);  // of images [from, to)
 };
