@@ -163,7 +163,7 @@ def test_another_image_size_keeps_the_patches_of_the_source(tmp_path: Path):
         source.settle(TrainConfig(model="swin_tiny"))
     wide, _ = source.settle(TrainConfig(fields=("dim=32",)))
     model = create_model("vit_tiny_data", num_classes=3, image_size=12, **wide.model_fields)
-    with pytest.raises(ValueError, match=r"source does not fit ViT .* of another shape: .*; give the --model and"):
+    with pytest.raises(ValueError, match=r"source does not fit ViT .* wrong shape: .*; give the --model and"):
         source.arrays(model, (12, 12, 3), COLOURS)
 
 
