@@ -98,7 +98,7 @@ def test_embedded_set():
     assert data.preprocess.std == pytest.approx((0.353,), abs=0.005)
     assert data.notes == (
         "9,000 train, 1,000 val, 2,000 test: train and test as given, "
-        "10 % of each class of train held out to validate (seed 0)",
+        "10 % of each class of train held out for validation (seed 0)",
     )
     # Trousers are two legs, bags are wide: the labels belong to the images.
     means = [data.train.images[data.train.labels == label].mean(axis=(0, 3)) for label in range(10)]

@@ -94,7 +94,7 @@ def test_folders(tmp_path: Path):
     assert (deep.preprocess.depth, deep.preprocess.channels) == (16, 1)
     assert deep.train.images.dtype == np.uint16
     assert isinstance(deep.train.images, np.memmap)
-    assert "images have 16 bits, which are kept" in deep.notes
+    assert "images have 16 bits per channel, which are kept" in deep.notes
     normal = deep.preprocess.normalise(deep.train.images)
     assert abs(float(normal.mean())) < 1e-3
     assert abs(float(normal.std()) - 1) < 1e-3
@@ -108,7 +108,7 @@ def test_folders(tmp_path: Path):
     Image.fromarray(np.zeros((12, 12), np.uint8)).save(tmp_path / "deep/low/8bit.png")
     mixed = load_data(tmp_path / "deep", cache_dir=tmp_path / "cache")
     assert mixed.preprocess.depth == 8
-    assert "only 40 images have 16 bits: all are brought to 8" in mixed.notes
+    assert "only 40 images have 16 bits: all are converted to 8" in mixed.notes
 
 
 def arrays(path: Path, channels: int, dtype: type, n: int = 40) -> Path:
@@ -159,7 +159,7 @@ def test_preprocessing_is_stored():
     assert Preprocess.from_json(plain.to_json()) == plain
     deep = replace(plain, depth=16)
     assert Preprocess.from_json(json.loads(json.dumps(deep.to_json()))) == deep
-    with pytest.raises(ValueError, match="has the fields size"):
+    with pytest.raises(ValueError, match="must have the fields size"):
         Preprocess.from_json({**plain.to_json(), "dpeth": 16})
 
 

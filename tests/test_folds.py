@@ -121,12 +121,12 @@ def test_folds_of_a_folder_keep_groups(photos: Path, tmp_path: Path):
 
 
 def test_too_few_images_are_said_before_any_training(photos: Path, tmp_path: Path):
-    with pytest.raises(ValueError, match="class 'blue' has 24 different images, fewer than 25 folds: take fewer"):
+    with pytest.raises(ValueError, match="class 'blue' has 24 different images, fewer than 25 folds: use fewer"):
         smallvit.train(photos, folds=25, runs=tmp_path / "runs", **TINY)
     assert not (tmp_path / "runs" / "photos-25-folds").exists()
     with pytest.raises(ValueError, match="folds=1 must be at least 2"):
         smallvit.train(photos, folds=1)
-    with pytest.raises(ValueError, match="1 fold cannot be trained on and tested: take at least 2"):
+    with pytest.raises(ValueError, match="1 fold cannot be both trained and tested on: use at least 2"):
         load_data(photos, fold=(1, 1))
     with pytest.raises(ValueError, match="fold 4 of 3 does not exist"):
         load_data(photos, fold=(4, 3))
