@@ -136,7 +136,7 @@ def test_distance_by_hand():
     for maps in (grid, with_class):
         distance = explanation.attention_distance({"a": maps[None, None]}, (1, 3))
         np.testing.assert_allclose(distance["a"], [4 / 3], rtol=1e-6)
-    with pytest.raises(ValueError, match="a has maps of 3 x 3: they are not of all tokens of a grid 2 x 3"):
+    with pytest.raises(ValueError, match="a has maps of 3 x 3, which do not match the tokens of a grid of 2 x 3"):
         explanation.attention_distance({"a": grid[None, None]}, (2, 3))
 
 
@@ -159,7 +159,7 @@ def test_token_grid(tokens, shape, found):
 
 @pytest.mark.parametrize("tokens", [1, 2, 8])
 def test_no_token_grid(tokens):
-    with pytest.raises(ValueError, match=f"{tokens} tokens do not fill a grid of the shape of 32 x 32"):
+    with pytest.raises(ValueError, match=f"{tokens} tokens do not fill a grid shaped like 32 x 32"):
         explanation.token_grid(tokens, (32, 32))
 
 

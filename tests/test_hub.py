@@ -119,13 +119,15 @@ def test_mistakes_are_one_line(run: Path, hub: Hub, tmp_path: Path, monkeypatch:
         assert "\n" not in str(error.value)
         return str(error.value)
 
-    assert message(pull, "me/none") == ("cannot pull me/none (404 Client Error for me/none): check name and network")
+    assert message(pull, "me/none") == (
+        "cannot pull me/none (404 Client Error for me/none): check the name and the network"
+    )
     (hub.root / "me/foreign").mkdir(parents=True)
     (hub.root / "me/foreign/config.json").write_text("{}")
     assert message(pull, "me/foreign").startswith("me/foreign on the hub is not a smallvit model: ")
     assert message(smallvit.push, tmp_path, "pets").startswith(f"{tmp_path} holds no model")
     monkeypatch.setattr(hub, "upload_folder", lambda **_: 1 / 0)
-    assert message(smallvit.push, run, "pets").startswith("cannot push to pets (division by zero): check name, ")
+    assert message(smallvit.push, run, "pets").startswith("cannot push to pets (division by zero): check the name")
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)  # as if not installed
     assert message(smallvit.push, run, "pets") == "pushing to pets needs huggingface_hub: pip install 'smallvit[hub]'"
     assert message(pull, "pets") == "pulling pets needs huggingface_hub: pip install 'smallvit[hub]'"
