@@ -229,7 +229,7 @@ def test_unusable_cache_folder_is_one_line(tmp_path: Path):
 
 BAD = {
     "missing": ({}, "nowhere", r"nowhere: there is no such folder or file"),
-    "empty": ({}, "", r"holds no images: expected one folder for each class, .*\.jpg, \.png"),
+    "empty": ({}, "", r"holds no images: expected one folder per class, .*\.jpg, \.png"),
     "no images": ({"a/x.txt": b"x", "b/x.txt": b"x"}, "", r"holds no images"),
     "a file": ({"a.zip": b"x"}, "a.zip", r"a\.zip is neither a folder of images nor an \.npz file"),
     "flat": ({"1.png": None, "2.png": None}, "", r"has 2 images outside of class folders: expected one folder"),
