@@ -22,9 +22,7 @@ from smallvit.runs.scores import WHICH, Scores, averaged, per_class, score, spli
 from smallvit.runs.source import given_test, own_images, source_of
 
 MISTAKES = "mistakes.csv"
-OPTIMISTIC = (
-    "the temperature was fitted to these validation images, so the calibration error after it is optimistic"
-)
+OPTIMISTIC = "the temperature was fitted to these validation images, so the calibration error after it is optimistic"
 FLIPPED = "with test-time flips: the mean of the logits of each image and its mirror image"
 
 

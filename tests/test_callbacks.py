@@ -125,7 +125,7 @@ def test_functions_of_ones_own(photos: Path, tmp_path: Path):
 def test_own_functions_are_checked(tmp_path: Path, photos: Path):
     with pytest.raises(ValueError, match="loss='mse' must be a function"):
         smallvit.train(photos, loss="mse")
-    with pytest.raises(ValueError, match="was started without a loss of your own: leave it out"):
+    with pytest.raises(ValueError, match="was started without your own loss: leave it out"):
         Own(loss=lambda logits, targets: logits).check((), "runs/a")
     with pytest.raises(ValueError, match=r"your loss has shape \(\): it must return one number per image"):
         smallvit.train(photos, **TINY, epochs=1, runs=tmp_path, loss=lambda logits, targets: logits.mean())
@@ -230,5 +230,5 @@ def test_a_missing_tracker_is_one_line(photos: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setitem(sys.modules, "mlflow", None)
     with pytest.raises(ValueError, match=r"--track mlflow needs mlflow: pip install 'smallvit\[mlflow\]'"):
         smallvit.train(photos, track=["mlflow"])
-    with pytest.raises(ValueError, match="unknown tracker 'comet': there are tensorboard, mlflow, wandb"):
+    with pytest.raises(ValueError, match="unknown tracker 'comet': choose from tensorboard, mlflow, wandb"):
         smallvit.train(photos, track="comet")

@@ -77,7 +77,7 @@ def test_another_structure_is_not_called_damage(tmp_path: Path):
     checkpoints = saved(folder, 10)
     before = names(folder)
     with pytest.raises(
-        ValueError, match=r"another model or optimiser .*'weights'.*float32\[3\] there.*float32\[4\] here"
+        ValueError, match=r"another model or optimiser .*'weights'.*float32\[3\] in the .*float32\[4\] in this run"
     ):
         checkpoints.restore(state(0, width=4), print)
     with pytest.raises(ValueError, match=r"'more'.* is missing there"):

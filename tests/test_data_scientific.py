@@ -185,7 +185,7 @@ def test_policies_are_for_photographs(tmp_path: Path, channels: int, dtype: type
     assert config.recipe_for(data).augment.policy == "none"
     assert "randaugment" not in said
     for options in (RecipeOptions(policy="randaugment"), RecipeOptions(colour=0.2)):
-        with pytest.raises(ValueError, match="is for images of 8 bits, grey or in colour: leave it out"):
+        with pytest.raises(ValueError, match="needs 8-bit grey or colour images: leave it out"):
             TrainConfig(in_recipe=options).recipe_for(data)
 
 

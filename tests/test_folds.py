@@ -196,7 +196,7 @@ def folder(stopped: Path) -> Path:
         smallvit.train(resume=stopped, folds=4)
     with pytest.raises(ValueError, match="from_scratch is for a single fold: give it with --resume"):
         smallvit.train(resume=stopped, from_scratch=True)
-    with pytest.raises(ValueError, match="was started without a loss of your own: leave it out"):
+    with pytest.raises(ValueError, match="was started without your own loss: leave it out"):
         smallvit.train(resume=stopped, loss=lambda logits, targets: logits[:, 0])
     first = (stopped / "fold-1/model/model.safetensors").stat().st_mtime_ns
     result = smallvit.train(resume=stopped)

@@ -111,7 +111,7 @@ def test_a_run_starts_from_a_model_and_resumes_without_it(
     smallvit.train(photos, name="whole", **options)
     printed = capsys.readouterr().out
     assert "its head is kept: the classes are the same" in printed
-    assert "images are brought to 12 x 12" in printed
+    assert "images are resized to 12 x 12" in printed
     assert "mean 0.1 0.2 0.3 and std 0.4 0.5 0.6, those of the source" in printed
     assert "recipe finetune" in printed
     model = json.loads((tmp_path / "whole/model/config.json").read_text())
@@ -148,7 +148,7 @@ def test_the_first_state_is_the_source(tmp_path: Path):
             same = {path for path, array in by_path(variables).items() if np.array_equal(array, weights[path])}
             # A bias that starts at 0 is the same either way.
             assert same | {"params/head/bias"} == weights.keys() - (set() if kept else {"params/head/kernel"})
-        assert ("its head is kept" if kept else "the head is initialised anew, for 5 classes") in line
+        assert ("its head is kept" if kept else "the head is newly initialised, for 5 classes") in line
 
 
 def test_another_image_size_keeps_the_patches_of_the_source(tmp_path: Path):

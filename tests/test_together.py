@@ -72,7 +72,7 @@ def test_one_that_is_killed_ends_the_others(victim: int, photos: Path, env: dict
         assert time.monotonic() - killed < 15
     assert survivor.returncode == 75
     assert [line for line in lines if not line.startswith(("reading ", "decoding "))] == [
-        "smallvit: another process of this training is gone: start all again with --resume, the last checkpoint is kept"
+        "smallvit: lost another process of this training: start all again with --resume, the last checkpoint is kept"
     ]
     assert checkpoints(tmp_path / "two")
 
