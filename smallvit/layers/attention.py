@@ -154,7 +154,7 @@ class HeadMix(nn.Module):
     """Replaces each head's map by a learned mix of all heads ("talking heads", https://arxiv.org/abs/2003.02436)."""
 
     use_bias: bool = True
-    std: float | None = None  # of the mix at initialisation; None is Xavier
+    std: float | None = None  # initial standard deviation of the mix; None is Xavier
 
     def __call__(self, maps: Float[Array, "*lead h n m"]) -> Float[Array, "*lead h n m"]:
         return mix_heads(maps, self.weights(maps.shape[-3]))

@@ -44,9 +44,9 @@ class ScalableViT(Classifier, kw_only=True):
     dim: int  # of the first stage; doubles with each stage
     heads: tuple[int, ...]
     depth: tuple[int, ...]  # blocks per stage, of both kinds together
-    ssa_dim_key: int | tuple[int, ...] = 32  # per head
+    ssa_dim_key: int | tuple[int, ...] = 32  # width of a key in the SSA, per head
     reduction_factor: int | tuple[int, ...] = (8, 4, 2, 1)  # SSA has one key per square of tokens with this side
-    window_size: int | tuple[int | None, ...] | None = 7  # of the IWSA, one or one per stage; None is the whole grid
+    window_size: int | tuple[int | None, ...] | None = 7  # of the IWSA, for all stages or each; None is the whole grid
     mlp_ratio: float = 4.0
     head_hidden: int | None = None  # hidden layer of the head, 4096 in the published models
     dropout: float = 0.0
