@@ -1,4 +1,4 @@
-"""Checkpoints: what is damaged is set aside, what cannot be used is said, and two good states are always kept."""
+"""Checkpoints: damaged ones are set aside, unusable ones are reported, and two good states are always kept."""
 
 from pathlib import Path
 
@@ -21,7 +21,7 @@ def saved(folder: Path, *steps: int) -> Checkpoints:
 
 
 def damage(folder: Path, step: int) -> None:
-    """One bit of the largest file."""
+    """Flips one bit of the largest file."""
     files = [path for path in (folder / f"{step:09d}").rglob("*") if path.is_file()]
     victim = max(files, key=lambda path: path.stat().st_size)
     content = bytearray(victim.read_bytes())

@@ -1,4 +1,4 @@
-"""`.npz` files: what is read, and one line for what is wrong."""
+"""`.npz` files: their content, and one line for each mistake."""
 
 from pathlib import Path
 from typing import Any
@@ -115,7 +115,7 @@ def test_bad_fit():
 
 
 def test_medmnist(tmp_path: Path):
-    """As its files are: labels in a column, three splits, numbers without names."""
+    """Like its files: labels in a column, three splits, numbers without names."""
     rng = np.random.default_rng(0)
     for name, number, first, mirrors in (
         ("pneumoniamnist", 2, "normal", True),

@@ -1,4 +1,4 @@
-"""What a data set consists of, the splits made for it, and the one in the package."""
+"""The parts of a data set, its automatic splits, and the data set in the package."""
 
 import json
 from importlib.resources import files

@@ -1,4 +1,4 @@
-"""Folders of images: layouts, splits, what is skipped and warned of, the cache."""
+"""Folders of images: layouts, splits, skipped files, warnings, the cache."""
 
 import errno
 import os

@@ -215,7 +215,7 @@ def test_a_group_is_on_one_side(tmp_path: Path, layout: str):
 
 
 def test_groups_alone_in_split_folders(tmp_path: Path):
-    """One class folder each, so that the tables are looked at: there are no labels in them."""
+    """One class folder per split, so that the tables are read; they have no labels."""
     folder = tmp_path / "photos"
     for part in ("train", "test"):
         photos(folder / part, [f"cat/{name}" for name in NAMES[:4]])

@@ -1,4 +1,4 @@
-"""Images of 16 bits and of any number of channels, from the file to the served model."""
+"""Images with 16 bits and any number of channels, from the file to the served model."""
 
 import json
 import subprocess
@@ -30,14 +30,14 @@ RNG = np.random.default_rng(0)
 
 
 def stack(path: Path, planes: np.ndarray) -> None:
-    """Planes of the first axis, one frame each."""
+    """Saves the planes of the first axis as frames."""
     path.parent.mkdir(parents=True, exist_ok=True)
     first, *others = (Image.fromarray(plane) for plane in planes)
     first.save(path, save_all=True, append_images=others)
 
 
 def scans(folder: Path, channels: int, dtype: type, side: int = 12) -> Path:
-    """Two classes that differ by few levels: in 8 bits of the full range they would be the same."""
+    """Two classes that differ by a few levels: in 8 bits of the full range they would be equal."""
     step = 100 if dtype == np.uint16 else 60
     for i in range(40):
         planes = RNG.integers(0, step, (channels, side, side)).astype(dtype)

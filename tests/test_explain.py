@@ -1,4 +1,4 @@
-"""Maps of what a model looks at: by hand where a hand can compute them, and for every architecture of the table."""
+"""Maps of what a model looks at: by hand where possible, and for every architecture of the table."""
 
 import jax
 import numpy as np
@@ -20,7 +20,7 @@ def example(name: str, **changes):
 
 
 def some_variables(model, images):
-    """Random parameters, and ones for running averages; to compile `init` would take longer than the tests."""
+    """Random parameters, and ones for running averages; compiling `init` would take longer than the tests."""
     rng = np.random.default_rng(0)
     shapes = jax.eval_shape(model.init, jax.random.key(0), images)
     params = jax.tree.map(lambda leaf: rng.uniform(-0.5, 0.5, leaf.shape).astype(leaf.dtype), shapes.pop("params"))

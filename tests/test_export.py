@@ -1,4 +1,4 @@
-"""Models for other programs: every architecture, read again and compared; a user's mistakes."""
+"""Exported models: every architecture, read back and compared; user mistakes."""
 
 import json
 import sys

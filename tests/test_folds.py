@@ -141,7 +141,7 @@ def test_too_few_images_are_said_before_any_training(photos: Path, tmp_path: Pat
 
 @dataclass
 class StopsIn(Callback):
-    """A signal in the middle of a fold."""
+    """Sends a signal in the middle of a fold."""
 
     fold: str
     here: bool = False
@@ -156,7 +156,7 @@ class StopsIn(Callback):
 
 @pytest.fixture(scope="module")
 def quick() -> Iterator[pytest.MonkeyPatch]:
-    """Without the pictures and reports of single runs, which take longer than these."""
+    """Skips the pictures and reports of single runs, which take longer than the runs."""
     with (
         pytest.MonkeyPatch.context() as patch,
         jax.numpy_dtype_promotion("standard"),
@@ -188,7 +188,7 @@ def stopped(quick: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory)
 
 @pytest.fixture(scope="module")
 def folder(stopped: Path) -> Path:
-    """The same, resumed."""
+    """The same cross-validation, resumed."""
     assert [(fold / "result.json").exists() for fold in fold_folders(stopped)] == [True, False, False]
     with pytest.raises(ValueError, match=r"has 1 of 3 folds: `smallvit train --resume .*` trains the others"):
         smallvit.load(stopped)

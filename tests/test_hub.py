@@ -1,4 +1,4 @@
-"""The hub without a network: the folder that is uploaded, and a hub that is a folder."""
+"""The hub without a network: the uploaded folder, and a folder in place of the hub."""
 
 import json
 import shutil
@@ -38,7 +38,7 @@ class Url(str):
 
 
 class Hub:
-    """As much of huggingface_hub as we call, with a folder for the hub."""
+    """The part of huggingface_hub's API that we call, with a folder in place of the hub."""
 
     def __init__(self, root: Path):
         self.root, self.private = root, False

@@ -1,4 +1,4 @@
-"""load_weights: files of every kind, and what does not fit."""
+"""load_weights: files of every format, and weights that do not fit."""
 
 import re
 import sys
@@ -36,7 +36,7 @@ def test_weights_of_the_keras_example(name: str, spt: bool, lsa: bool):
 
 
 class SavedModel:
-    """Stands in for tensorflow: the variables that it read from a real SavedModel."""
+    """A fake tensorflow: the variables that it read from a real SavedModel."""
 
     def __init__(self, path: Path):
         with np.load(path) as file:
@@ -134,7 +134,7 @@ class NotFound(Exception):
 
 
 class NotFoundHere(NotFound):
-    """What the hub raises without a network."""
+    """The hub's error without a network."""
 
 
 class Hub:

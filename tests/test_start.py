@@ -1,4 +1,4 @@
-"""Starting from trained weights: what is taken over, what is fitted, what starts afresh, what is frozen."""
+"""Starting from pretrained weights: what is kept, fitted, newly initialised and frozen."""
 
 import json
 import os
@@ -46,7 +46,7 @@ def as_optax_needs():
 
 @pytest.fixture
 def without_report(monkeypatch: pytest.MonkeyPatch):
-    """Pictures and report take longer than these runs."""
+    """Skips pictures and report, which take longer than these runs."""
     monkeypatch.setattr(loop, "finish", lambda *_: {"val_top1": 0.0})
 
 
@@ -57,7 +57,7 @@ def saved(folder: Path, spec: Spec = SPEC, classes: tuple[str, ...] = COLOURS) -
 
 
 def halves() -> list[Dataset]:
-    """The embedded set's classes 0 to 4, and few images of 5 to 9."""
+    """The embedded data set's classes 0 to 4, and a few images of 5 to 9."""
     whole = load_data()
     found = []
     for first, most in ((0, 600), (5, 24)):

@@ -1,4 +1,4 @@
-"""A user's mistakes in training: one line each, an exit code, and nothing left behind."""
+"""User mistakes in training: one line each, an exit code, and nothing left behind."""
 
 import shutil
 import subprocess

@@ -1,4 +1,4 @@
-"""Whole runs, as a user starts them: what they leave, how they go on after a kill, on many devices and processes."""
+"""Whole runs, as a user starts them: their files, how they resume after a kill, many devices and processes."""
 
 import csv
 import json

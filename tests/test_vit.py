@@ -1,4 +1,4 @@
-"""What is particular to the ViT family: its mistakes, its sizes, and that it learns."""
+"""What is specific to the ViT family: its errors, its sizes, and that it learns."""
 
 import jax
 import jax.numpy as jnp

@@ -16,9 +16,7 @@ class Classifier(nn.Module, kw_only=True):
 
     num_classes: int
     pool: Pool = "mean"
-    head_std: float | None = (
-        0.02  # initial standard deviation: small, so that all classes start equally likely; None is Xavier
-    )
+    head_std: float | None = 0.02  # at initialisation: small, so that all classes start equally likely; None is Xavier
     dtype: DTypeLike = jnp.float32  # of the computation; parameters are float32
 
     def setup(self) -> None:
