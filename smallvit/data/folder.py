@@ -138,7 +138,7 @@ def load_test_folder(
 
 
 def unknown_classes(where: str, unknown: Sequence[str], classes: Sequence[str]) -> ValueError:
-    rule = f"its classes are {some(classes)}; rename the folders, or remove them"
+    rule = f"its classes are {some(classes)}; use the same names, or leave others out"
     return ValueError(f"{where} has classes that the model does not know: {some(unknown)}; {rule}")
 
 
