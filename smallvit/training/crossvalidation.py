@@ -47,7 +47,7 @@ def train_folds(
     join(config.machine)
     if jax.process_count() > 1:
         raise ValueError("folds are trained in one process: start a single one, or leave out folds")
-    say, callbacks = Reporter(), list(callbacks)
+    log, callbacks = Reporter(), list(callbacks)
     if config.resume is None:
         folder = _new_folder(config)
         runs = [fold_folder(folder, number) for number in range(1, (config.folds or 0) + 1)]
@@ -61,12 +61,12 @@ def train_folds(
     for number, run in enumerate(runs, 1):
         if (run / RESULT).exists():
             continue
-        say(f"fold {number} of {len(runs)}")
+        log(f"fold {number} of {len(runs)}")
         try:
             train(_config_of(config, folder, number), callbacks, own)
         except Stopped as error:
             raise type(error)(str(error).replace(str(run), str(folder))) from error
-    result = write_results(folder, runs, say)
+    result = write_results(folder, runs, log)
     return {"folder": str(folder), **result}
 
 
@@ -97,7 +97,7 @@ def _config_of(config: TrainConfig, folder: Path, number: int) -> TrainConfig:
     )
 
 
-def write_results(folder: Path, runs: Sequence[Path], say: Reporter) -> dict[str, Any]:
+def write_results(folder: Path, runs: Sequence[Path], log: Reporter) -> dict[str, Any]:
     """Writes the predictions for all images, likely label errors, two pictures and, last, folds.json."""
     folds = [evaluate(run) for run in runs]
     together = out_of_fold(folds)
@@ -124,16 +124,16 @@ def write_results(folder: Path, runs: Sequence[Path], say: Reporter) -> dict[str
     write_json(folder / FOLDS, result)
 
     for note in together.notes:
-        say(note)
+        log(note)
     for number, fold in enumerate(folds, 1):
-        say(f"fold {number}: {with_interval(fold.scores.top1, fold.scores.interval)} of {len(fold.split):,} images")
-    say(f"mean {result['mean']:.2f} %, standard deviation {result['standard_deviation']:.2f}")
-    say(f"out of fold: {with_interval(together.scores.top1, together.scores.interval)} of {len(labels):,} images")
+        log(f"fold {number}: {with_interval(fold.scores.top1, fold.scores.interval)} of {len(fold.split):,} images")
+    log(f"mean {result['mean']:.2f} %, standard deviation {result['standard_deviation']:.2f}")
+    log(f"out of fold: {with_interval(together.scores.top1, together.scores.interval)} of {len(labels):,} images")
     if ensemble is not None:
         accuracy = with_interval(ensemble.scores.top1, ensemble.scores.interval)
-        say(f"the ensemble on the {len(ensemble.split):,} test images of the data: {accuracy}")
-    say(f"{len(doubtful):,} labels to check, most doubtful first, are in {folder / ERRORS}")
-    say(f"the results are in {folder / FOLDS}; `smallvit predict {folder}` uses the ensemble")
+        log(f"the ensemble on the {len(ensemble.split):,} test images of the data: {accuracy}")
+    log(f"{len(doubtful):,} labels to check, most doubtful first, are in {folder / ERRORS}")
+    log(f"the results are in {folder / FOLDS}; `smallvit predict {folder}` uses the ensemble")
     return result
 
 

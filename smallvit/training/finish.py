@@ -39,7 +39,7 @@ def finish(
     kept: int,
     parameters: int,
     clock: Callable[[], float],
-    say: Reporter,
+    log: Reporter,
     own: Augmentation | None = None,
 ) -> dict[str, Any]:
     """Scores the model of row `kept` on the test images and writes the report and, last, result.json."""
@@ -57,9 +57,9 @@ def finish(
             evaluation = replace(evaluation, notes=(*evaluation.notes, OPTIMISTIC))
     scores = evaluation.scores
     accuracy = f"{WHICH[evaluation.part]} accuracy {with_interval(scores.top1, scores.interval)}"
-    say(f"{accuracy}, with the model of epoch {best['epoch']:.1f}")
+    log(f"{accuracy}, with the model of epoch {best['epoch']:.1f}")
     if evaluation.warning:
-        say(evaluation.warning)
+        log(evaluation.warning)
 
     evaluation.draw(folder)
     pictures(folder, config, saved, data, evaluation, rows, kept, own)
@@ -80,7 +80,7 @@ def finish(
     }
     report(folder, config, data, result, evaluation, rows)
     write_json(folder / RESULT, result)
-    say(f"{duration(clock())} in total; the report is {folder / REPORT}, the model {folder / MODEL}")
+    log(f"{duration(clock())} in total; the report is {folder / REPORT}, the model {folder / MODEL}")
     return result
 
 

@@ -47,14 +47,14 @@ class Bar:
 
     EVERY = 30.0  # seconds between lines without a bar
 
-    def __init__(self, report: Reporter, plan: Plan) -> None:
-        self._report, self.plan = report, plan  # the plan may change during the run
+    def __init__(self, log: Reporter, plan: Plan) -> None:
+        self._log, self.plan = log, plan  # the plan may change during the run
         self._progress = Progress(
             BarColumn(bar_width=24),
             TextColumn("{task.percentage:3.0f} %  {task.description}"),
-            console=report.console,
+            console=log.console,
             transient=True,
-            disable=not report.console.is_terminal or report.quiet,
+            disable=not log.console.is_terminal or log.quiet,
         )
         self._task = self._progress.add_task("", total=1.0)
         self._first: tuple[int, float] | None = None  # a step, and the time when it was done
@@ -77,11 +77,11 @@ class Bar:
         self._progress.update(self._task, completed=self.plan.progress(step), description=text)
         if self._progress.disable and now - self._last_line > self.EVERY:
             self._last_line = now
-            self._report(text)
+            self._log(text)
 
     def line(self, row: Mapping[str, Any]) -> None:
         self._last_line = time.monotonic()
-        self._report(
+        self._log(
             f"epoch {row['epoch']:.1f} of {self.plan.epochs:.1f}: loss {row['train_loss']:.3f}, "
             f"train {row['train_top1']:.1f} %, val {row['val_top1']:.2f} %, {row['images_per_second']:,.0f} images/s, "
             f"{duration(60 * row['minutes'])} so far, {duration(self._left(row['step']))} to go"
