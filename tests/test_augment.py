@@ -406,9 +406,9 @@ def test_devices_do_not_change_the_result():
     "fields, message",
     [
         (dict(crop_padding=-1), "crop_padding=-1 must be from 0 to 32"),
-        (dict(rotation=20.0), "rotation=20.0 must be from 0 to 0.5: it is a part of a full turn"),
+        (dict(rotation=20.0), "rotation=20.0 must be from 0 to 0.5: it is a fraction of a full turn"),
         (dict(zoom=1.0), "zoom=1.0 must be at least 0 and below 1"),
-        (dict(resized_crop=(0.8, 0.2)), "resized_crop=(0.8, 0.2) must be two shares of the area"),
+        (dict(resized_crop=(0.8, 0.2)), "resized_crop=(0.8, 0.2) must be two fractions of the area"),
         (dict(policy="trivial"), "policy='trivial' is unknown: choose one of none, randaugment, cifar10"),
         (dict(magnitude=30), "magnitude=30 must be from 0 to 10"),
         (dict(fill="white"), "fill='white' is unknown: choose one of mirror, black"),

@@ -80,7 +80,7 @@ def test_another_structure_is_not_called_damage(tmp_path: Path):
         ValueError, match=r"another model or optimiser .*'weights'.*float32\[3\] in the .*float32\[4\] in this run"
     ):
         checkpoints.restore(state(0, width=4), print)
-    with pytest.raises(ValueError, match=r"'more'.* is missing there"):
+    with pytest.raises(ValueError, match=r"'more'.* is missing in the checkpoint"):
         checkpoints.restore({**state(0), "more": jnp.zeros(2)}, print)
     assert names(folder) == before
 

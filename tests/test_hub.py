@@ -90,7 +90,7 @@ def test_the_model_card(run: Path, part: str, tmp_path: Path):
     assert "| test |" not in card
     assert 'smallvit.load("me/pets")' in card
     assert json.loads(card.split("```json\n")[1].split("\n```")[0]) == list(CLASSES)
-    assert "RGB, filled up with its mean colour and resized to 8 x 12" in card
+    assert "RGB, padded with its mean colour and resized to 8 x 12" in card
     assert "mean 0.5000, 0.4000, 0.3000 and std 0.2000, 0.2000, 0.2000" in card
 
 
