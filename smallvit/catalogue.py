@@ -1,4 +1,4 @@
-"""The registered models with their sizes and costs, as stored in catalogue.csv: known at once, without jax."""
+"""The registered models with their sizes and costs, stored in catalogue.csv to be listed without importing jax."""
 
 import csv
 from fnmatch import fnmatch
@@ -14,11 +14,11 @@ class Entry(NamedTuple):
     paper: str
     image_size: tuple[int, int]
     parameters: int  # with a head of 1,000 classes
-    multiply_adds: int  # of one image
+    multiply_adds: int  # per image
 
 
 def catalogue(pattern: str = "*") -> list[Entry]:
-    """All models whose name matches, sorted; `smallvit.count` makes and checks what is stored."""
+    """All models whose name matches, sorted; `smallvit.count` writes the file."""
     lines = [line for line in FILE.read_text(encoding="utf-8").splitlines() if not line.startswith("#")]
     entries = [
         Entry(

@@ -1,4 +1,4 @@
-"""How large and how expensive a model is, found from its shapes without running it."""
+"""Parameters and multiply-adds of a model, computed from its shapes without running it."""
 
 import re
 import sys
@@ -20,7 +20,7 @@ from smallvit.registry import create_model, list_models, preset
 
 
 def describe(name: str, *, image_size: Size | None = None, num_classes: int = 1000) -> Entry:
-    """What there is to know about a registered model at an image size, by default its own."""
+    """The catalogue entry of a registered model at an image size, by default the preset's."""
     cls, fields = preset(name)
     size = fields["image_size"] if image_size is None else image_size
     model = create_model(name, num_classes=num_classes, image_size=size)
@@ -37,7 +37,7 @@ def describe(name: str, *, image_size: Size | None = None, num_classes: int = 10
 
 
 def write_catalogue() -> None:
-    """Stores every model's entry, so that `smallvit models` need not compute it."""
+    """Stores the entries of all models, so that `smallvit models` does not compute them."""
     rows: list[list[Any]] = [["name", "class", "paper", "image_size", "parameters", "multiply_adds"]]
     for entry in map(describe, list_models()):
         rows.append([*entry[:3], "x".join(map(str, entry.image_size)), entry.parameters, entry.multiply_adds])
@@ -45,12 +45,12 @@ def write_catalogue() -> None:
 
 
 def parameters(model: nn.Module, image_size: Size, channels: int = 3) -> int:
-    """The number of trained parameters."""
+    """The number of trainable parameters."""
     return _size(_shapes(model, image_size, channels))
 
 
 def multiply_adds(model: nn.Module, image_size: Size, channels: int = 3) -> int:
-    """Multiply-adds in the products and convolutions of one image's forward pass."""
+    """Multiply-adds of the matrix products and convolutions in the forward pass of one image."""
     return _cost(model, _shapes(model, image_size, channels), image_size, channels)
 
 
@@ -59,9 +59,9 @@ def _size(variables: Any) -> int:
 
 
 def _cost(model: nn.Module, variables: Any, image_size: Size, channels: int) -> int:
-    # As papers count: every token to the end, which is how it goes when the maps are asked for.
+    # Papers count every token in every layer, which is what happens when the attention maps are recorded.
     apply = partial(model.apply, mutable="intermediates")
-    with kernels.disabled():  # whose products do not show
+    with kernels.disabled():  # their products do not show up in the jaxpr
         jaxpr = jax.make_jaxpr(apply)(variables, _image(image_size, channels))
     return sum(_COSTS[eqn.primitive.name](eqn) for eqn in _equations(jaxpr.jaxpr) if eqn.primitive.name in _COSTS)
 
@@ -75,7 +75,7 @@ def _shapes(model: nn.Module, image_size: Size, channels: int) -> Any:
 
 
 def _equations(jaxpr: Any) -> Iterator[Any]:
-    """All operations, those inside of calls too."""
+    """All operations, including those inside of calls."""
     for eqn in jaxpr.eqns:
         yield eqn
         for inner in jax.tree.leaves(
@@ -92,7 +92,7 @@ def _dot(eqn: Any) -> int:
 
 
 def _convolution(eqn: Any) -> int:
-    # Each output element reads one kernel: all of its axes but the one that numbers the outputs.
+    # Each output element reads one kernel: all axes except the output channels.
     kernel = eqn.invars[1].aval.shape
     outputs = kernel[eqn.params["dimension_numbers"].rhs_spec[0]]
     return prod(eqn.outvars[0].aval.shape) * prod(kernel) // outputs

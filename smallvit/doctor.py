@@ -1,4 +1,4 @@
-"""Reports what this machine and installation have, and tests the native kernels against pure JAX."""
+"""A report on this machine and installation, and a test of the native kernels against pure JAX."""
 
 import os
 import platform

@@ -27,7 +27,7 @@ FLIPPED = "with test-time flips: the mean of the logits of each image and its mi
 
 
 class Mistake(NamedTuple):
-    file: str  # its path, or the name of an image that is no file
+    file: str  # path of the file, or the name of an image that is not a file
     true_class: str
     predicted_class: str
     probability: float  # of the predicted class
@@ -38,16 +38,16 @@ class Mistake(NamedTuple):
 class Evaluation:
     model: str
     data: str
-    part: str  # test or val; train: all images of data without a split; folds: each by the model of its fold
+    part: str  # test or val; train: all images of data without a split; folds: each image by the model of its fold
     classes: tuple[str, ...]
     split: Split
     logits: Float[np.ndarray, "n k"]
-    temperature: float  # that the scores, but not the logits, are computed with
+    temperature: float  # applied to the scores, but not to the logits
     images_per_second: float
     batch_size: int
     device: str
     notes: tuple[str, ...]
-    root: Path | None = None  # what the names of the images are below, if they are files
+    root: Path | None = None  # the folder that the image names are relative to, if they are files
 
     @cached_property
     def scores(self) -> Scores:
@@ -55,27 +55,27 @@ class Evaluation:
 
     @cached_property
     def uncalibrated(self) -> Scores:
-        """The scores of the logits as they are, before temperature scaling."""
+        """The scores before temperature scaling."""
         return score(self.logits, self.split.labels) if self.temperature != 1 else self.scores
 
     @property
     def warning(self) -> str | None:
-        """That there are too few images to know the accuracy, if so."""
+        """A warning if there are too few images to know the accuracy."""
         return too_few(self.scores, WHICH[self.part])
 
     @property
     def mistakes(self) -> list[Mistake]:
         """The misclassified images, most confident first."""
         true, predicted, confidence = self.split.labels, *self._answers
-        found = []
+        rows = []
         for i in map(int, plots.worst_mistakes(true, predicted, confidence, most=None)):
             file, is_file = self.file(i)
             classes = self.classes[true[i]], self.classes[predicted[i]]
-            found.append(Mistake(file, *classes, float(confidence[i]), is_file))
-        return found
+            rows.append(Mistake(file, *classes, float(confidence[i]), is_file))
+        return rows
 
     def file(self, row: int) -> tuple[str, bool]:
-        """The path of an image, or its name if it is no file; and whether it is one."""
+        """The path of an image, or its name if it is not a file; and whether it is a file."""
         path = None if self.root is None else self.root / self.split.names[row]
         is_file = path is not None and path.is_file()
         return (str(path) if is_file else self.split.names[row]), is_file
@@ -138,7 +138,7 @@ class Evaluation:
 
 def as_csv(mistakes: Sequence[Mistake]) -> str:
     """One line per mistake: file, true_class, predicted_class, probability."""
-    return text.as_csv([Mistake._fields[:4], *([*each[:3], f"{each.probability:.6f}"] for each in mistakes)])
+    return text.as_csv([Mistake._fields[:4], *([*row[:3], f"{row.probability:.6f}"] for row in mistakes)])
 
 
 def evaluate(
@@ -150,17 +150,18 @@ def evaluate(
     batch_size: int = 256,
     flip: bool = False,
 ) -> Evaluation:
-    """Scores a trained model on the test images of `data`, by default those of the run's own data.
+    """Scores a trained model on the test images of `data`, by default those of the run's data.
 
     Args:
-        run: A run folder or its model/; or the folder of a cross-validation. Of its own data that scores the ensemble
-            on the test images that the data came with or, without any, each image with the model of its own fold.
-        data: Anything that `load_data` takes: its test images, or else its validation images, or all images of a
-            folder or file without a split. Class names must be the model's, in any order.
-        out: Folder to write evaluation.json, mistakes.csv and the pictures to.
+        run: A run folder, its model/, or the folder of a cross-validation. On its own data, a cross-validation is
+            scored as an ensemble on the test images of the source or, if there are none, each image by the model of
+            its fold.
+        data: Any source of `load_data`. Uses its test images, or else its validation images, or all images of a folder
+            or file without a split. Class names must be the model's, in any order.
+        out: Folder for evaluation.json, mistakes.csv and the pictures.
         data_dir: Folder of known data sets.
-        batch_size: Images per step; the scores do not depend on it.
-        flip: Test-time flips: the logits are the mean over each image and its mirror image.
+        batch_size: Images per step; does not change the scores.
+        flip: Test-time flips: average the logits of each image and its mirror image.
     """
     if batch_size < 1:
         raise ValueError(f"batch_size={batch_size} must be at least 1")
@@ -184,21 +185,21 @@ def evaluate(
 def evaluate_images(
     saved: Saved, images: HeldOut, batch_size: int = 256, *, root: Path | None = None, flip: bool = False
 ) -> Evaluation:
-    """Scores a model on images that are already loaded; `root` is what their names are below, if they are files."""
+    """Scores a model on loaded images; `root` is the folder that their names are relative to, if they are files."""
     batch_size, seconds, logits = min(batch_size, len(images.split)), 0.0, []
     for member in saved.members:
         predict = jax.jit(make_predict(member.model, member.preprocess, flip=flip))
         variables = jax.device_put(member.variables)
-        predict(variables, images.split.images[:batch_size]).block_until_ready()  # do not time the compilation
-        begun = time.monotonic()
+        predict(variables, images.split.images[:batch_size]).block_until_ready()  # excludes compilation from the timing
+        start = time.monotonic()
         logits.append(split_logits(partial(predict, variables), images.split, batch_size))
-        seconds += time.monotonic() - begun
+        seconds += time.monotonic() - start
     if flip:
         images = replace(images, notes=(*images.notes, FLIPPED))
     if saved.others:
         temperatures = [np.float32(member.temperature) for member in saved.members]
         images = replace(images, notes=(*images.notes, f"the mean of the probabilities of {len(logits)} models"))
-        logits = [averaged([each / by for each, by in zip(logits, temperatures, strict=True)])]
+        logits = [averaged([member / t for member, t in zip(logits, temperatures, strict=True)])]
     return Evaluation(
         saved.spec.name,
         images.name,
@@ -216,29 +217,29 @@ def evaluate_images(
 
 
 def out_of_fold(folds: Sequence[Evaluation]) -> Evaluation:
-    """The folds' test images together, each with the calibrated answer of the model that has not seen it."""
+    """Joins the folds' test images, each with the calibrated logits of the model that was not trained on it."""
     first, *others = folds
     split = Split(
-        np.concatenate([each.split.images for each in folds]),
-        np.concatenate([each.split.labels for each in folds]),
-        [name for each in folds for name in each.split.names],
+        np.concatenate([fold.split.images for fold in folds]),
+        np.concatenate([fold.split.labels for fold in folds]),
+        [name for fold in folds for name in fold.split.names],
     )
-    shared = [note for note in first.notes if all(note in each.notes for each in others)]
-    warnings = [note for each in folds for note in each.notes if note.startswith("warning")]
+    shared = [note for note in first.notes if all(note in fold.notes for fold in others)]
+    warnings = [note for fold in folds for note in fold.notes if note.startswith("warning")]
     rule = f"each image is scored by one of {len(folds)} models, the one that was not trained on its fold"
     return replace(
         first,
         part="folds",
         split=split,
-        logits=np.concatenate([each.logits / np.float32(each.temperature) for each in folds]),
+        logits=np.concatenate([fold.logits / np.float32(fold.temperature) for fold in folds]),
         temperature=1.0,
-        images_per_second=len(split) / sum(len(each.split) / each.images_per_second for each in folds),
+        images_per_second=len(split) / sum(len(fold.split) / fold.images_per_second for fold in folds),
         notes=tuple(dict.fromkeys([*shared, *warnings, rule])),
     )
 
 
 def root_of(data: str | Path | None) -> Path | None:
-    """What the names of a source's images are below, if they are files; None is the set in the package."""
+    """The folder that a source's image names are relative to, if they are files; None is the packaged data set."""
     if data is None:
         return None
     path = Path(data).expanduser()

@@ -19,9 +19,9 @@ PRESETS: dict[str, Preset] = {}
 
 
 def register(cls: type[Classifier], **presets: dict[str, Any]) -> None:
-    """Gives names to configurations of a class; each says its `image_size`, the one `create_model` defaults to.
+    """Registers named configurations of a class; each has the `image_size` that `create_model` defaults to.
 
-    A field may be a function that finds its value from the image size, such as a patch of an eighth of the image.
+    A field may be a function of the image size, such as a patch size of an eighth of the image.
     """
     for name, fields in presets.items():
         if name in PRESETS or name.startswith("sl_"):
@@ -30,15 +30,15 @@ def register(cls: type[Classifier], **presets: dict[str, Any]) -> None:
 
 
 def list_models(pattern: str = "*") -> list[str]:
-    """All names that `create_model` knows and that match, as in `list_models("vit*")`."""
-    import_module("smallvit.models")  # its files register their presets
+    """All model names that match a pattern, as in `list_models("vit*")`."""
+    import_module("smallvit.models")  # registers the presets
     return sorted(name for base in PRESETS for name in (base, f"sl_{base}") if fnmatch(name, pattern))
 
 
 def create_model(name: str, *, num_classes: int = 1000, image_size: Size | None = None, **fields: Any) -> Classifier:
-    """A model by its name; further fields of its class replace the preset's.
+    """Creates a model by name; further fields of its class override the preset's.
 
-    With `sl_` before any name, the same model has Shifted Patch Tokenization and Locality Self-Attention.
+    The prefix `sl_` adds Shifted Patch Tokenization and Locality Self-Attention to any model.
     """
     cls, defaults = preset(name)
     known = [f.name for f in dataclass_fields(cls) if f.name not in ("parent", "name")]
@@ -50,7 +50,7 @@ def create_model(name: str, *, num_classes: int = 1000, image_size: Size | None 
 
     add_ons = {"spt": True, "lsa": True} if name.startswith("sl_") else {}
     size = defaults["image_size"] if image_size is None else image_size
-    # The preset's functions alone: a user's field may be callable for its own reasons, as jnp.bfloat16 is.
+    # Only the preset's functions are called: a user's field may be callable itself, as jnp.bfloat16 is.
     values = {
         field: value(size) if callable(value) else value for field, value in defaults.items() if field not in fields
     }
@@ -58,7 +58,7 @@ def create_model(name: str, *, num_classes: int = 1000, image_size: Size | None 
 
 
 def preset(name: str) -> Preset:
-    """The class and the fields behind a name."""
+    """The class and fields of a model name."""
     if name not in list_models():
         raise ValueError(
             f"unknown model {name!r}{did_you_mean(name, list_models()) or ':'} `smallvit models` lists all"

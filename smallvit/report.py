@@ -1,4 +1,4 @@
-"""A run on one page: report.html is self-contained, without network or scripts."""
+"""The report of a run, report.html: one self-contained page, without network access or scripts."""
 
 import base64
 import html
@@ -40,7 +40,7 @@ FIGURES = {
         "Bars below the diagonal: the model is overconfident. Above it: underconfident.",
     ),
 }
-MOST_ROWS = 20  # of a table; the others are collapsed
+MOST_ROWS = 20  # rows of a table that are shown; the others are collapsed
 
 
 def write_report(
@@ -59,9 +59,9 @@ def write_report(
 ) -> Path:
     """Writes report.html into the folder and returns its path.
 
-    `summary` becomes the cards at the top, with a value or a value and a line below it; `classes` is the table of
-    `per_class`, `mistakes` the list below the pictures of the worst ones; `details` are the collapsed sections at the
-    end, such as {"Configuration": {...}, "Versions": {...}}. Figures are PNG files with paths that are absolute or
+    `summary` has the cards at the top, each with a value, or a value and a line below it. `classes` is the table of
+    `per_class`, and `mistakes` the list below the pictures of the worst ones. `details` has the collapsed sections at
+    the end, such as {"Configuration": {...}, "Versions": {...}}. Figures are PNG files with absolute paths or paths
     relative to the folder.
     """
     figures = dict(figures or {})

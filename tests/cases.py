@@ -1,6 +1,7 @@
-"""The table of the contract suite: each architecture, and each of its ways, small enough for seconds.
+"""The table of the contract suite: each architecture and its variants, small enough to run in seconds.
 
-A newcomer adds a row. `COUNTS` has the parameters of every registered name at its own image size and 1000 classes.
+A new architecture adds a row. `COUNTS` has the parameters of every registered name at its own image size and 1000
+classes.
 """
 
 from dataclasses import dataclass, field
@@ -29,7 +30,7 @@ class Case:
         return self.cls(**{"num_classes": 7, **self.fields, **changes})
 
     def draw(self, model: Classifier) -> Any:
-        """Variables without the initialisers, which take longer to compile than the model: none is 0, few are alike."""
+        """Variables without the initialisers, which take longer to compile than the model: none is 0, few are equal."""
         images = jax.ShapeDtypeStruct((1, *self.size, self.channels), jnp.float32)
         random = np.random.default_rng(0)
 

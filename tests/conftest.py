@@ -1,4 +1,4 @@
-"""Strict by default: shapes and types are checked at run time, nothing is promoted or broadcast in silence."""
+"""Strict defaults: shapes and types are checked at run time, nothing is promoted or broadcast implicitly."""
 
 import os
 import shutil
@@ -28,7 +28,7 @@ jax.config.update("jax_numpy_rank_promotion", "raise")
 
 @pytest.fixture
 def as_a_user() -> Iterator[None]:
-    """Without the run-time types, which only the tests have: a user's mistake reaches our own checks."""
+    """Disables the run-time type checks, which only the tests have, so that a user's mistake reaches our own checks."""
     jaxtyping.config.update("jaxtyping_disable", True)
     yield
     jaxtyping.config.update("jaxtyping_disable", False)
@@ -36,7 +36,7 @@ def as_a_user() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder of three easy classes of little coloured images."""
+    """A folder of three easy classes of small coloured images."""
     folder = tmp_path_factory.mktemp("data") / "photos"
     draw_photos(folder)
     return folder
@@ -51,7 +51,7 @@ def env(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 @pytest.fixture(scope="session")
 def reference(photos: Path, env: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run that nothing happened to."""
+    """A run without interruptions."""
     runs = tmp_path_factory.mktemp("runs")
     run = subprocess.run(
         command(photos, *QUICK, "--runs", runs, "--name", "whole", "--image-size", 12),

@@ -1,9 +1,9 @@
-"""Makes tests/fixtures/*.npz: tiny models of other zoos with random weights, an input, and what they answer.
+"""Makes tests/fixtures/*.npz: tiny models of other zoos with random weights, an input, and their outputs.
 
     .venv-peers/bin/python -m tests.make_fixtures [names]        (`make .venv-peers/installed` makes that environment)
 
-Each file holds `image`, `output`, and the reference's own state under `state/`. Every parameter is drawn at random,
-norms and biases too, so that no entry can be dropped or swapped unseen.
+Each file holds `image`, `output`, and the reference's own state under `state/`. Every parameter is random, including
+norms and biases, so that no entry can be dropped or swapped unnoticed.
 """
 
 import sys

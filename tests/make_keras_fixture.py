@@ -1,4 +1,4 @@
-"""Makes tests/fixtures/keras_vit*.weights.h5 and .npz: a tiny model as the Keras example builds it, with Keras 3.
+"""Makes tests/fixtures/keras_vit*.weights.h5 and .npz: a tiny model built as in the Keras example, with Keras 3.
 
     .venv-peers/bin/python -m tests.make_keras_fixture
 

@@ -3,7 +3,7 @@
     pip install tensorflow tf_keras, then: python -m tests.make_saved_model_fixture
 
 The published weights were saved by Keras 2, which tf_keras still is. The file holds the names and values of the
-variables in tensorflow's order, an image as the model's own Normalization leaves it, and the output.
+variables in tensorflow's order, an image after the model's own Normalization, and the output.
 """
 
 import math

@@ -1,4 +1,4 @@
-"""What the tests of whole training runs share."""
+"""Helpers for the tests of whole training runs."""
 
 import csv
 import os
@@ -16,7 +16,7 @@ QUICK = [*TINY, "--epochs", "6", "--batch-size", "16", "--learning-rate", "0.01"
 
 
 def missing(reason: str) -> NoReturn:
-    """Skips a test, or fails it where everything is there to be tested (.ci/run)."""
+    """Skips a test, or fails it in an environment that has everything (.ci/run)."""
     if os.environ.get("SMALLVIT_TEST_ALL"):
         pytest.fail(reason)
     pytest.skip(reason)
@@ -30,7 +30,7 @@ def required(package: str) -> Any:
 
 
 def draw_photos(folder: Path) -> None:
-    """Three easy classes of little coloured images."""
+    """Three easy classes of small coloured images."""
     draw = np.random.default_rng(0)
     for label, name in enumerate(("blue", "green", "red")):
         (folder / name).mkdir(parents=True)
@@ -49,7 +49,7 @@ def checkpoints(folder: Path) -> list[Path]:
 
 
 def assert_same(folder: Path, reference: Path) -> None:
-    """The same model to the bit, the same figures in the table."""
+    """Both runs have bitwise the same model and the same metrics."""
     assert (folder / "model/model.safetensors").read_bytes() == (reference / "model/model.safetensors").read_bytes()
     tables = []
     for run in (folder, reference):

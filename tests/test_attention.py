@@ -20,7 +20,7 @@ def qkv(*lead: int, n: int = 5, m: int = 5, d: int = 4, e: int = 4) -> list[jax.
 
 
 def tokens(x: jax.Array) -> jax.Array:
-    """Head after head, as projections have them."""
+    """Random tokens with the heads joined, as projections return them."""
     return rearrange(x, "... h n d -> ... n (h d)")
 
 

@@ -27,7 +27,7 @@ augment = jax.jit(augment_images, static_argnames="spec")
 
 
 def photograph(channels: int = 3, seed: int = 0) -> np.ndarray:
-    """Smooth shapes with some noise, neither dark nor bright all over, as photographs are."""
+    """Smooth shapes with some noise, neither all dark nor all bright, like a photograph."""
     rng = np.random.default_rng(seed)
     y, x = np.mgrid[:HEIGHT, :WIDTH, :1][:2] / WIDTH
     phase, speed = rng.uniform(0, 6, channels), rng.uniform(3, 9, channels)
@@ -92,7 +92,7 @@ def test_operations_are_pillows(channels):
 
 
 def test_what_moves_is_mirrored_at_the_border():
-    """Where Pillow has black, the image goes on as in a mirror; everywhere else nothing changes."""
+    """Black areas of Pillow's result are mirrored instead; everything else is equal."""
     image = photograph()
     wide = np.pad(image, ((HEIGHT, HEIGHT), (WIDTH, WIDTH), (0, 0)), "symmetric").astype(np.float32)
     batch = np.broadcast_to(image.astype(np.float32), (len(MOVES), *image.shape))
@@ -212,13 +212,13 @@ def test_resample_is_bilinear_and_mirrored():
 
 
 def test_resized_crop_rotation_and_zoom_are_within_their_ranges():
-    """On a picture of its own coordinates each result says where it comes from."""
+    """On an image of its own coordinates, each result shows where it comes from."""
     y, x = np.mgrid[:HEIGHT, :WIDTH] + 0.5
     batch = np.broadcast_to(np.stack([x, y, 0 * x], axis=-1).astype(np.float32), (256, HEIGHT, WIDTH, 3))
     mid_y, mid_x = HEIGHT // 2, WIDTH // 2
 
     def slopes(spec: Augment) -> np.ndarray:
-        """d(x, y) / d(x, y) about the centre, away from the mirrored border."""
+        """d(x, y) / d(x, y) around the centre, away from the mirrored border."""
         out = np.asarray(augment(KEY, batch, spec))[..., :2]
         across = (out[:, mid_y, mid_x + 4] - out[:, mid_y, mid_x - 4]) / 8
         down = (out[:, mid_y + 4, mid_x] - out[:, mid_y - 4, mid_x]) / 8
@@ -346,7 +346,7 @@ def test_all_off_is_the_identity():
 
 
 def test_the_whole_pipeline():
-    """One compilation serves all keys; images differ by their place, and depend on nothing else in the batch."""
+    """One compilation serves all keys; the result depends on the image and its position only."""
     key = jax.random.key(0, impl="threefry2x32")  # whose vmap over keys is exact
     images = np.broadcast_to(photograph(), (8, HEIGHT, WIDTH, 3))
     labels = np.arange(8, dtype=np.int32) % 5
@@ -406,9 +406,9 @@ def test_devices_do_not_change_the_result():
     "fields, message",
     [
         (dict(crop_padding=-1), "crop_padding=-1 must be from 0 to 32"),
-        (dict(rotation=20.0), "rotation=20.0 must be from 0 to 0.5: it is a part of a full turn"),
+        (dict(rotation=20.0), "rotation=20.0 must be from 0 to 0.5: it is a fraction of a full turn"),
         (dict(zoom=1.0), "zoom=1.0 must be at least 0 and below 1"),
-        (dict(resized_crop=(0.8, 0.2)), "resized_crop=(0.8, 0.2) must be two shares of the area"),
+        (dict(resized_crop=(0.8, 0.2)), "resized_crop=(0.8, 0.2) must be two fractions of the area"),
         (dict(policy="trivial"), "policy='trivial' is unknown: choose one of none, randaugment, cifar10"),
         (dict(magnitude=30), "magnitude=30 must be from 0 to 10"),
         (dict(fill="white"), "fill='white' is unknown: choose one of mirror, black"),

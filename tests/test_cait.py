@@ -1,4 +1,4 @@
-"""What is CaiT's own: layers that are left out, a class token that reads itself too."""
+"""What is specific to CaiT: skipped layers, and a class token that also attends to itself."""
 
 import jax
 import jax.numpy as jnp

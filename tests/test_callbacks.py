@@ -1,4 +1,4 @@
-"""Watching and ending a run, trackers, and functions of the user's own."""
+"""Callbacks, early stopping, trackers, and the user's own functions."""
 
 import json
 import sys
@@ -27,7 +27,7 @@ TINY: dict[str, Any] = dict(
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch):
-    """As optax needs it, and without pictures and report, which take longer than these runs."""
+    """Allows what optax needs, and skips pictures and report, which take longer than these runs."""
     monkeypatch.setattr(loop, "finish", lambda *_: {"val_top1": 50.0, "test_top1": None})
     with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
         yield
@@ -51,7 +51,7 @@ def test_patience_waits_for_a_gain_beyond_chance():
 
 @dataclass
 class Watch(Callback):
-    """Writes down what it is told."""
+    """Records its calls."""
 
     stop_at: int = 10**9
     seen: list[str] = field(default_factory=list)
@@ -125,7 +125,7 @@ def test_functions_of_ones_own(photos: Path, tmp_path: Path):
 def test_own_functions_are_checked(tmp_path: Path, photos: Path):
     with pytest.raises(ValueError, match="loss='mse' must be a function"):
         smallvit.train(photos, loss="mse")
-    with pytest.raises(ValueError, match="was started without a loss of your own: leave it out"):
+    with pytest.raises(ValueError, match="was started without your own loss: leave it out"):
         Own(loss=lambda logits, targets: logits).check((), "runs/a")
     with pytest.raises(ValueError, match=r"your loss has shape \(\): it must return one number per image"):
         smallvit.train(photos, **TINY, epochs=1, runs=tmp_path, loss=lambda logits, targets: logits.mean())
@@ -136,7 +136,7 @@ def test_own_functions_are_checked(tmp_path: Path, photos: Path):
 
 
 class FakeMLflow:
-    """As much of mlflow's API as we call."""
+    """The part of mlflow's API that we call."""
 
     def __init__(self):
         self.log: list[Any] = []
@@ -157,7 +157,7 @@ class FakeMLflow:
 
 
 class FakeWandB:
-    """As much of wandb's API as we call."""
+    """The part of wandb's API that we call."""
 
     def __init__(self):
         self.data: list[Any] = []
@@ -230,5 +230,5 @@ def test_a_missing_tracker_is_one_line(photos: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setitem(sys.modules, "mlflow", None)
     with pytest.raises(ValueError, match=r"--track mlflow needs mlflow: pip install 'smallvit\[mlflow\]'"):
         smallvit.train(photos, track=["mlflow"])
-    with pytest.raises(ValueError, match="unknown tracker 'comet': there are tensorboard, mlflow, wandb"):
+    with pytest.raises(ValueError, match="unknown tracker 'comet': choose from tensorboard, mlflow, wandb"):
         smallvit.train(photos, track="comet")

@@ -1,4 +1,4 @@
-"""Checkpoints: what is damaged is set aside, what cannot be used is said, and two good states are always kept."""
+"""Checkpoints: damaged ones are set aside, unusable ones are reported, and two good states are always kept."""
 
 from pathlib import Path
 
@@ -21,7 +21,7 @@ def saved(folder: Path, *steps: int) -> Checkpoints:
 
 
 def damage(folder: Path, step: int) -> None:
-    """One bit of the largest file."""
+    """Flips one bit of the largest file."""
     files = [path for path in (folder / f"{step:09d}").rglob("*") if path.is_file()]
     victim = max(files, key=lambda path: path.stat().st_size)
     content = bytearray(victim.read_bytes())
@@ -77,10 +77,10 @@ def test_another_structure_is_not_called_damage(tmp_path: Path):
     checkpoints = saved(folder, 10)
     before = names(folder)
     with pytest.raises(
-        ValueError, match=r"another model or optimiser .*'weights'.*float32\[3\] there.*float32\[4\] here"
+        ValueError, match=r"another model or optimiser .*'weights'.*float32\[3\] in the .*float32\[4\] in this run"
     ):
         checkpoints.restore(state(0, width=4), print)
-    with pytest.raises(ValueError, match=r"'more'.* is missing there"):
+    with pytest.raises(ValueError, match=r"'more'.* is missing in the checkpoint"):
         checkpoints.restore({**state(0), "more": jnp.zeros(2)}, print)
     assert names(folder) == before
 

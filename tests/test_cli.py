@@ -1,4 +1,4 @@
-"""The command line, run as a user does."""
+"""The command line, run like a user does."""
 
 import os
 import re
@@ -28,7 +28,7 @@ def test_models_lists_size_and_cost():
 
 
 def test_models_is_immediate():
-    """The stored figures are shown: nothing that computes is imported."""
+    """It shows stored figures: nothing that computes is imported."""
     code = """
 import sys
 from smallvit.cli import main

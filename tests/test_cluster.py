@@ -1,4 +1,4 @@
-"""The Slurm script of docs/cluster.md, as it stands, on one machine, with an `srun` and an `scontrol` of the test."""
+"""The unchanged Slurm script of docs/cluster.md, on one machine, with fake `srun` and `scontrol` commands."""
 
 import os
 import re
@@ -29,7 +29,7 @@ sys.exit(max(task.wait() for task in tasks))
 
 
 def script(name: str, options: list[str]) -> str:
-    """That of the docs, with the values of the test."""
+    """The script of the docs, with the values of the test."""
     (text,) = re.findall(r"```bash\n(.*?)```", DOCS.read_text(), re.DOTALL)
     text, changed = re.subn(r"^NAME=.*$", f"NAME={name}", text, flags=re.MULTILINE)
     text, more = re.subn(r"^OPTIONS=.*$", f'OPTIONS="{" ".join(options)}"', text, flags=re.MULTILINE)

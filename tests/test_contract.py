@@ -1,6 +1,6 @@
-"""What every architecture promises, for every row of the table with SPT and LSA, and as it is initialised without.
+"""The contract of every architecture, for every row of the table with SPT and LSA, and for the plain initial model.
 
-Compiling is what takes the time: each subject has few jitted calls, and what comes out of them is looked at in numpy.
+Compilation takes most of the time: each subject has few jitted calls, whose outputs are checked in numpy.
 """
 
 import re
@@ -21,7 +21,7 @@ BATCH = 3
 
 
 class Subject:
-    """A row of the table, made once: its model, variables, images and jitted calls."""
+    """A row of the table: its model, variables, images and jitted calls, created once."""
 
     def __init__(self, case: Case, variables: Any, **fields: Any):
         self.case = case
@@ -32,7 +32,7 @@ class Subject:
         headless = self.model.clone(num_classes=0)
 
         def evaluate(variables, images):
-            """What comes out; what the head makes of the model without a head, and of all tokens."""
+            """The output; the head's output for the model without a head, and for all tokens."""
             self.traces += 1
             without_head = {**variables, "params": {k: v for k, v in variables["params"].items() if k != "head"}}
             pooled = headless.apply(without_head, images)
@@ -46,7 +46,7 @@ class Subject:
             return out, again, whole
 
         def train(variables, images, key):
-            """What comes out in training, and the gradients of parameters and images."""
+            """The output in training, and the gradients of parameters and images."""
 
             def loss(params, images):
                 out, _ = self.model.apply(
@@ -63,7 +63,7 @@ class Subject:
             return out, *gradients
 
         def look(variables, images):
-            """What comes out when the maps are asked for, and the maps."""
+            """The output when the maps are recorded, and the maps."""
             # The extra streams, which evaluation does not need, do no harm.
             rngs = {name: jax.random.key(1) for name in ("params", "dropout", "emb_dropout")}
             return self.model.apply(variables, images, rngs=rngs, mutable="intermediates")
@@ -99,13 +99,13 @@ def rows(*add_ons: str) -> list[Any]:
 
 @pytest.fixture(params=rows("plain", "sl"))
 def it(request: pytest.FixtureRequest) -> Subject:
-    """As it is initialised without SPT and LSA, and with both."""
+    """The initial model without SPT and LSA, and the one with both."""
     return subject(*request.param)
 
 
 @pytest.fixture(params=rows("sl"))
 def sl(request: pytest.FixtureRequest) -> Subject:
-    """For what SPT and LSA can only make harder."""
+    """For checks that SPT and LSA can only make harder."""
     return subject(*request.param)
 
 

@@ -1,4 +1,4 @@
-"""Multiply-adds, against the paper's column and by hand."""
+"""Multiply-adds, compared with the paper's and by hand."""
 
 import flax.linen as nn
 import jax.numpy as jnp
@@ -45,10 +45,10 @@ def test_by_hand():
 @pytest.mark.usefixtures("as_a_user")  # large models: the checks of types would double the time
 @pytest.mark.parametrize("name", [*PRESETS, *(f"sl_{name}" for name in FIRST)])
 def test_the_catalogue_is_up_to_date(name: str):
-    """If not: python -m smallvit.count"""
+    """If it fails: python -m smallvit.count"""
     assert catalogue(name) == [describe(name)]
 
 
 def test_the_catalogue_lists_every_model():
-    """If not: python -m smallvit.count"""
+    """If it fails: python -m smallvit.count"""
     assert [entry.name for entry in catalogue()] == list_models()

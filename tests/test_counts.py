@@ -1,4 +1,4 @@
-"""Parameter counts to the digit, from shapes alone."""
+"""Exact parameter counts, from shapes alone."""
 
 import jax
 import jax.numpy as jnp

@@ -1,4 +1,4 @@
-"""CrossFormer, by hand: which tokens read which, what the bias is made of, what a token sees."""
+"""CrossFormer, by hand: which tokens attend to which, the parts of the bias, the field of a token."""
 
 from functools import partial
 

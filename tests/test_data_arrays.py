@@ -1,4 +1,4 @@
-"""`.npz` files: what is read, and one line for what is wrong."""
+"""`.npz` files: their content, and one line for each mistake."""
 
 from pathlib import Path
 from typing import Any
@@ -76,7 +76,7 @@ BAD = {
     "too high": (dict(images=IMAGES, labels=LABELS, classes=["a", "b", "c"]), r"the label 3 but only 3 classes"),
     "far too high": (dict(images=IMAGES, labels=LABELS * 10**8), r"40 images but the label 300000000"),
     "gap": (dict(images=IMAGES, labels=LABELS * 2), r"class '1' has 0 images to train and validate on"),
-    "one class": (dict(images=IMAGES, labels=LABELS * 0), r"1 classes: it needs 2"),
+    "one class": (dict(images=IMAGES, labels=LABELS * 0), r"1 classes: it needs at least 2"),
     "same names": (dict(images=IMAGES, labels=LABELS, classes=list("abca")), r"3 different names for 4 classes"),
     "numbered names": (dict(images=IMAGES, labels=LABELS, classes=np.arange(4)), r"classes must be a list of names"),
     "pickle": (dict(images=IMAGES, labels=np.array([{}, None], object)), r"cannot read .*set\.npz as an \.npz file"),
@@ -115,7 +115,7 @@ def test_bad_fit():
 
 
 def test_medmnist(tmp_path: Path):
-    """As its files are: labels in a column, three splits, numbers without names."""
+    """Like its files: labels in a column, three splits, numbers without names."""
     rng = np.random.default_rng(0)
     for name, number, first, mirrors in (
         ("pneumoniamnist", 2, "normal", True),

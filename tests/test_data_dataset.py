@@ -1,4 +1,4 @@
-"""What a data set consists of, the splits made for it, and the one in the package."""
+"""The parts of a data set, its automatic splits, and the data set in the package."""
 
 import json
 from importlib.resources import files
@@ -98,7 +98,7 @@ def test_embedded_set():
     assert data.preprocess.std == pytest.approx((0.353,), abs=0.005)
     assert data.notes == (
         "9,000 train, 1,000 val, 2,000 test: train and test as given, "
-        "10 % of each class of train held out to validate (seed 0)",
+        "10 % of each class of train held out for validation (seed 0)",
     )
     # Trousers are two legs, bags are wide: the labels belong to the images.
     means = [data.train.images[data.train.labels == label].mean(axis=(0, 3)) for label in range(10)]

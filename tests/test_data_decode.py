@@ -1,4 +1,4 @@
-"""Every kind of image becomes the right 8-bit pixels, and no bytes do harm."""
+"""Images of every format become the right 8-bit pixels, and no bytes do harm."""
 
 import io
 import struct
@@ -160,7 +160,7 @@ def test_first_frame_of_an_animation():
 
 @pytest.mark.parametrize("shape", [(200, 100), (100, 200), (8, 32), (64, 64)])
 def test_crop_takes_the_middle_and_pad_takes_all(shape: tuple[int, int]):
-    """Left to right and top to bottom run two ramps; the middle of the picture stays the middle."""
+    """The image has two ramps, left to right and top to bottom; its centre stays the centre."""
     height, width = shape
     ramps = np.stack(np.broadcast_arrays(np.linspace(0, 255, width), np.linspace(0, 255, height)[:, None]), axis=-1)
     image = Image.fromarray(np.concatenate([ramps, np.zeros((*shape, 1))], axis=-1).astype(np.uint8))

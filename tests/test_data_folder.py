@@ -1,4 +1,4 @@
-"""Folders of images: layouts, splits, what is skipped and warned of, the cache."""
+"""Folders of images: layouts, splits, skipped files, warnings, the cache."""
 
 import errno
 import os
@@ -48,7 +48,7 @@ def test_plain_folder_is_split(tmp_path: Path, cache: Path):
     ]
     assert data.notes[:2] == (
         "32 images of 3 classes, from 2 (Class2) to 20 (class10) of each, all 8 x 8",
-        "25 train, 4 val, 3 test: not split, so 10 % of each class are held out to validate and as many to test "
+        "25 train, 4 val, 3 test: not split, so 10 % of each class are held out for validation and as many for testing "
         "(seed 0)",
     )
     names = [*data.train.names, *data.val.names, *data.test.names]
@@ -110,7 +110,7 @@ def test_nested_files_count_and_others_do_not(tmp_path: Path, cache: Path):
         "b/1.png",
     ]
     assert data.test is None
-    assert f"ignored 1 images in {folder.name} that lie in no class folder" in data.notes
+    assert f"ignored 1 images in {folder.name} outside of class folders" in data.notes
 
 
 def test_grey_only_if_all_are(tmp_path: Path, cache: Path):
@@ -229,12 +229,12 @@ def test_unusable_cache_folder_is_one_line(tmp_path: Path):
 
 BAD = {
     "missing": ({}, "nowhere", r"nowhere: there is no such folder or file"),
-    "empty": ({}, "", r"holds no images: expected one folder for each class, .*\.jpg, \.png"),
+    "empty": ({}, "", r"holds no images: expected one folder per class, .*\.jpg, \.png"),
     "no images": ({"a/x.txt": b"x", "b/x.txt": b"x"}, "", r"holds no images"),
     "a file": ({"a.zip": b"x"}, "a.zip", r"a\.zip is neither a folder of images nor an \.npz file"),
-    "flat": ({"1.png": None, "2.png": None}, "", r"has 2 images that lie in no class folder: expected one folder"),
-    "flat splits": ({"train/1.png": None, "test/2.png": None}, "", r"1 images that lie in no class folder"),
-    "one class": ({"a/1.png": None, "a/2.png": None}, "", r"has the only class 'a', there must be 2"),
+    "flat": ({"1.png": None, "2.png": None}, "", r"has 2 images outside of class folders: expected one folder"),
+    "flat splits": ({"train/1.png": None, "test/2.png": None}, "", r"1 images outside of class folders"),
+    "one class": ({"a/1.png": None, "a/2.png": None}, "", r"has only the class 'a', at least 2"),
     "one image": ({"a/1.png": None, "a/2.png": None, "b/1.png": None}, "", r"fewer than 2 images: 'b' \(1\); add some"),
     "one to train and validate": (
         {"train/a/1.png": None, "train/a/2.png": None, "train/b/1.png": None, "test/b/1.png": None},
@@ -244,7 +244,7 @@ BAD = {
     "unknown class": (
         {f"{name}/{i}.png": None for name in ("train/a", "train/b", "val/a", "val/c") for i in range(2)},
         "",
-        r"val has classes that .*train has not: c",
+        r"val has classes that are not in .*train: c",
     ),
     "nothing to train on": (
         {"train/a/1.png": None, "train/b/1.png": b"torn", "val/a/1.png": None, "val/b/1.png": None},

@@ -1,4 +1,4 @@
-"""Known sets, from tiny files in their official formats."""
+"""Known data sets, from tiny files in their official formats."""
 
 import gzip
 import hashlib
@@ -257,7 +257,7 @@ def test_damaged_files_are_named(tmp_path: Path):
 
 @pytest.fixture
 def published(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A site that hands out mnist, by file:// instead of http://."""
+    """A site that serves mnist, by file:// instead of http://."""
     site = tmp_path / "site"
     write_idx(site)
     files = tuple(

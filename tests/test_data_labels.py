@@ -137,23 +137,23 @@ BAD: dict[str, tuple[bytes | list[str], str]] = {
     "missing file": ([HEAD, *ROWS, "lost.png,cat"], r"labels\.csv, row 22: there is no file lost\.png in "),
     "no label": ([HEAD, *ROWS[:2], "2.png, "], r"labels\.csv, row 4: 2\.png has no label"),
     "short row": ([HEAD, "2.png"], r"row 2: 2\.png has no label"),
-    "no file": ([HEAD, ",cat"], r"row 2 names no file"),
-    "two labels": ([HEAD, *ROWS, "0.png,cat"], r"row 22: 0\.png has another label than in row 2: leave one"),
-    "two splits": (["file,label,split", "0.png,a,train", "0.png,a,test"], r"row 3: 0\.png has another split than in"),
+    "no file": ([HEAD, ",cat"], r"row 2 has no file name"),
+    "two labels": ([HEAD, *ROWS, "0.png,cat"], r"row 22: 0\.png has a different label in row 2: remove one"),
+    "two splits": (["file,label,split", "0.png,a,train", "0.png,a,test"], r"row 3: 0\.png has a different split in"),
     "file column": (["id,label", "0.png,a"], r"no column with the files, named file, .*: its columns are id, label"),
     "label column": (["file,kind", "0.png,a"], r"no column with the labels, named label or class: its columns"),
     "split": (["file,label,split", "0.png,a,dev"], r"row 2: the split 'dev' must be train, val, .* or test"),
-    "no train": (["file,label,split", "0.png,a,test"], r"has no images to train on: the split of some must be train"),
-    "too many cells": ([HEAD, "0.png,a,b"], r"row 2 has 3 cells, but there are 2 columns: put a text .* in quotes"),
-    "above": ([HEAD, "../photos/../other.png,a"], r"row 2: \.\./photos/\.\./other\.png lies outside of .*photos, the"),
-    "absolute": ([HEAD, "/etc/passwd,a"], r"row 2: /etc/passwd lies outside of "),
+    "no train": (["file,label,split", "0.png,a,test"], r"has no images to train on: some must have the split train"),
+    "too many cells": ([HEAD, "0.png,a,b"], r"row 2 has 3 cells, but there are 2 columns: quote text"),
+    "above": ([HEAD, "../photos/../other.png,a"], r"row 2: \.\./photos/\.\./other\.png is outside of .*photos, where"),
+    "absolute": ([HEAD, "/etc/passwd,a"], r"row 2: /etc/passwd is outside of "),
     "latin-1": ("file,label\n0.png,dog\n1.png,Kätzchen\n".encode("latin-1"), r"row 3 is not UTF-8 \(byte 0xe4\): save"),
     "utf-16": ("file,label\n".encode("utf-16"), r"row 1 is not UTF-8 \(byte 0xff\)"),
-    "empty": (b"", r"is empty: it needs a row with the names of its columns"),
-    "only names": ([HEAD], r"has no rows below the names of its columns"),
-    "one class": ([HEAD, "0.png,a", "1.png,a"], r"has the only class 'a'"),
+    "empty": (b"", r"is empty: it needs a row of column names"),
+    "only names": ([HEAD], r"has no rows below its column names"),
+    "one class": ([HEAD, "0.png,a", "1.png,a"], r"has only the class 'a'"),
     "one image": ([HEAD, "0.png,a", "1.png,a", "2.png,b"], r"fewer than 2 images: 'b' \(1\)"),
-    "unknown class": (["file,label,split", *(f"{r},train" for r in ROWS[:9]), "9.png,c,val"], r"in val that .* not: c"),
+    "unknown class": (["file,label,split", *(f"{r},train" for r in ROWS[:9]), "9.png,c,val"], r"are not in train: c"),
 }  # fmt: skip
 
 
@@ -173,12 +173,12 @@ def test_tables_are_for_folders(tmp_path: Path):
     folder = photos(tmp_path / "photos", [f"{label}/{name}" for name, label in LABELS.items()])
     with pytest.raises(ValueError, match=r"cannot read .*nowhere\.csv: No such file"):
         load_data(folder, labels=tmp_path / "nowhere.csv", cache_dir=tmp_path / "cache")
-    with pytest.raises(ValueError, match=r"the column 'patient' of groups needs a table: give one with --labels"):
+    with pytest.raises(ValueError, match=r"the group column 'patient' needs a table: give one with --labels"):
         load_data(folder, group="patient", cache_dir=tmp_path / "cache")
     table(folder, "file,group", "dog/0.png,1")
     with pytest.raises(ValueError, match=r"no column 'patient' for the groups: its columns are file, group"):
         load_data(folder, group="patient", cache_dir=tmp_path / "cache")
-    with pytest.raises(ValueError, match=r"a table are for a folder of images: fashion-mnist-10k has labels"):
+    with pytest.raises(ValueError, match=r"groups needs a folder of images: fashion-mnist-10k has its own"):
         load_data(labels=folder / "labels.csv")
 
 
@@ -215,12 +215,12 @@ def test_a_group_is_on_one_side(tmp_path: Path, layout: str):
 
 
 def test_groups_alone_in_split_folders(tmp_path: Path):
-    """One class folder each, so that the tables are looked at: there are no labels in them."""
+    """One class folder per split, so that the tables are read; they have no labels."""
     folder = tmp_path / "photos"
     for part in ("train", "test"):
         photos(folder / part, [f"cat/{name}" for name in NAMES[:4]])
         table(folder / part, "file,group", "cat/0.png,1", name="metadata.csv")
-    with pytest.raises(ValueError, match="has the only class 'cat'"):
+    with pytest.raises(ValueError, match="has only the class 'cat'"):
         load_data(folder, cache_dir=tmp_path / "cache")
 
 

@@ -1,4 +1,4 @@
-"""Images that are nearly equal across splits."""
+"""Nearly equal images across splits."""
 
 from pathlib import Path
 
@@ -11,7 +11,7 @@ from smallvit.data.near import near_duplicates
 
 
 def photo(seed: int, side: int = 120) -> Image.Image:
-    """Blobs of colour and fine structure, as in a photograph."""
+    """Blobs of colour and fine structure, like a photograph."""
     rng = np.random.default_rng(seed)
     coarse = Image.fromarray(rng.integers(0, 256, (6, 6, 3), np.uint8)).resize((side, side), Image.Resampling.BICUBIC)
     fine = Image.fromarray(rng.integers(0, 256, (40, 40, 3), np.uint8)).resize((side, side), Image.Resampling.BICUBIC)
@@ -67,7 +67,7 @@ def test_flat_and_unlike_images_are_none(dtype: type, channels: int):
 
 
 def test_sets_whose_images_are_all_alike():
-    """A shape that all images share makes none of them a copy of another."""
+    """A shape that all images share does not make them copies of each other."""
     rng = np.random.default_rng(0)
     shape = np.zeros((28, 28, 1))
     shape[4:24, 8:20] = 200

@@ -1,4 +1,4 @@
-"""Images of 16 bits and of any number of channels, from the file to the served model."""
+"""Images with 16 bits and any number of channels, from the file to the served model."""
 
 import json
 import subprocess
@@ -30,14 +30,14 @@ RNG = np.random.default_rng(0)
 
 
 def stack(path: Path, planes: np.ndarray) -> None:
-    """Planes of the first axis, one frame each."""
+    """Saves the planes of the first axis as frames."""
     path.parent.mkdir(parents=True, exist_ok=True)
     first, *others = (Image.fromarray(plane) for plane in planes)
     first.save(path, save_all=True, append_images=others)
 
 
 def scans(folder: Path, channels: int, dtype: type, side: int = 12) -> Path:
-    """Two classes that differ by few levels: in 8 bits of the full range they would be the same."""
+    """Two classes that differ by a few levels: in 8 bits of the full range they would be equal."""
     step = 100 if dtype == np.uint16 else 60
     for i in range(40):
         planes = RNG.integers(0, step, (channels, side, side)).astype(dtype)
@@ -94,7 +94,7 @@ def test_folders(tmp_path: Path):
     assert (deep.preprocess.depth, deep.preprocess.channels) == (16, 1)
     assert deep.train.images.dtype == np.uint16
     assert isinstance(deep.train.images, np.memmap)
-    assert "images have 16 bits, which are kept" in deep.notes
+    assert "images have 16 bits per channel, which are kept" in deep.notes
     normal = deep.preprocess.normalise(deep.train.images)
     assert abs(float(normal.mean())) < 1e-3
     assert abs(float(normal.std()) - 1) < 1e-3
@@ -108,7 +108,7 @@ def test_folders(tmp_path: Path):
     Image.fromarray(np.zeros((12, 12), np.uint8)).save(tmp_path / "deep/low/8bit.png")
     mixed = load_data(tmp_path / "deep", cache_dir=tmp_path / "cache")
     assert mixed.preprocess.depth == 8
-    assert "only 40 images have 16 bits: all are brought to 8" in mixed.notes
+    assert "only 40 images have 16 bits: all are converted to 8" in mixed.notes
 
 
 def arrays(path: Path, channels: int, dtype: type, n: int = 40) -> Path:
@@ -159,7 +159,7 @@ def test_preprocessing_is_stored():
     assert Preprocess.from_json(plain.to_json()) == plain
     deep = replace(plain, depth=16)
     assert Preprocess.from_json(json.loads(json.dumps(deep.to_json()))) == deep
-    with pytest.raises(ValueError, match="has the fields size"):
+    with pytest.raises(ValueError, match="must have the fields size"):
         Preprocess.from_json({**plain.to_json(), "dpeth": 16})
 
 
@@ -185,7 +185,7 @@ def test_policies_are_for_photographs(tmp_path: Path, channels: int, dtype: type
     assert config.recipe_for(data).augment.policy == "none"
     assert "randaugment" not in said
     for options in (RecipeOptions(policy="randaugment"), RecipeOptions(colour=0.2)):
-        with pytest.raises(ValueError, match="is for images of 8 bits, grey or in colour: leave it out"):
+        with pytest.raises(ValueError, match="needs 8-bit grey or colour images: leave it out"):
             TrainConfig(in_recipe=options).recipe_for(data)
 
 

@@ -1,4 +1,4 @@
-"""What Dense computes where there are no kernels, by hand."""
+"""Dense without the kernels, by hand."""
 
 import math
 

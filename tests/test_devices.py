@@ -1,4 +1,4 @@
-"""Several devices in one process: the kernels are spread over them, and the numbers stay those of one device."""
+"""Several devices in one process: the kernels are sharded over them, and the results equal those of one device."""
 
 import os
 import subprocess
@@ -14,7 +14,7 @@ pytestmark = pytest.mark.skipif(kernels.status().instruction_set is None, reason
 
 
 def run(script: str) -> str:
-    """What the script prints where there are two devices."""
+    """The output of the script on two devices."""
     flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=2"
     env = {**os.environ, "XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"}
     command = [sys.executable, "-c", textwrap.dedent(script)]

@@ -1,4 +1,4 @@
-"""The pages: what the reference lists, and that what they point to is there."""
+"""The documentation: the reference is complete, and all links lead somewhere."""
 
 import re
 from importlib import import_module
@@ -35,14 +35,14 @@ def test_what_a_page_points_to_is_there(page: str):
 
 
 def _sections(page: Path) -> list[str]:
-    """As a page names its headings: small letters, hyphens for spaces, no punctuation."""
+    """The anchors of a page's headings: lower case, hyphens for spaces, no punctuation."""
     headings = re.findall(r"^#+ (.+)$", page.read_text(), re.MULTILINE)
     return [re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings]
 
 
 @pytest.mark.parametrize("page", sorted((DOCS / "models").glob("*.md")), ids=lambda page: page.stem)
 def test_the_tables_of_a_model_page_are_up_to_date(page: Path):
-    """If not: python -m tools.make_tables"""
+    """If it fails: python -m tools.make_tables"""
     assert page.read_text() == filled(page.read_text())
 
 

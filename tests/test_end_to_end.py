@@ -1,4 +1,4 @@
-"""All commands, one after the other, as a user types them: what one leaves, the next takes, and all say the same."""
+"""All commands in sequence, as a user types them: each uses the files of the one before, and their results agree."""
 
 import json
 import subprocess
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.xdist_group("end_to_end")
 
 
 def typed(env: dict[str, str], *args: object, code: int = 0) -> subprocess.CompletedProcess[str]:
-    """`smallvit ARGS` in a process of its own."""
+    """Runs `smallvit ARGS` in a separate process."""
     command = [sys.executable, "-m", "smallvit", *map(str, args)]
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=200)
     assert done.returncode == code, done.stderr

@@ -1,4 +1,4 @@
-"""A trained model on its own test images and on others."""
+"""Evaluation of a trained model on its own test images and on others."""
 
 import csv
 import json

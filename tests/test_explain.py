@@ -1,4 +1,4 @@
-"""Maps of what a model looks at: by hand where a hand can compute them, and for every architecture of the table."""
+"""Maps of what a model looks at: by hand where possible, and for every architecture of the table."""
 
 import jax
 import numpy as np
@@ -20,7 +20,7 @@ def example(name: str, **changes):
 
 
 def some_variables(model, images):
-    """Random parameters, and ones for running averages; to compile `init` would take longer than the tests."""
+    """Random parameters, and ones for running averages; compiling `init` would take longer than the tests."""
     rng = np.random.default_rng(0)
     shapes = jax.eval_shape(model.init, jax.random.key(0), images)
     params = jax.tree.map(lambda leaf: rng.uniform(-0.5, 0.5, leaf.shape).astype(leaf.dtype), shapes.pop("params"))
@@ -136,7 +136,7 @@ def test_distance_by_hand():
     for maps in (grid, with_class):
         distance = explanation.attention_distance({"a": maps[None, None]}, (1, 3))
         np.testing.assert_allclose(distance["a"], [4 / 3], rtol=1e-6)
-    with pytest.raises(ValueError, match="a has maps of 3 x 3: they are not of all tokens of a grid 2 x 3"):
+    with pytest.raises(ValueError, match="a has maps of 3 x 3, which do not match the tokens of a grid of 2 x 3"):
         explanation.attention_distance({"a": grid[None, None]}, (2, 3))
 
 
@@ -159,7 +159,7 @@ def test_token_grid(tokens, shape, found):
 
 @pytest.mark.parametrize("tokens", [1, 2, 8])
 def test_no_token_grid(tokens):
-    with pytest.raises(ValueError, match=f"{tokens} tokens do not fill a grid of the shape of 32 x 32"):
+    with pytest.raises(ValueError, match=f"{tokens} tokens do not fill a grid shaped like 32 x 32"):
         explanation.token_grid(tokens, (32, 32))
 
 

@@ -1,4 +1,4 @@
-"""Explanations as pictures, and the command that makes them."""
+"""Pictures of explanations, and the command that draws them."""
 
 import io
 import sys
@@ -21,7 +21,7 @@ FIELDS = dict(dim=16, depth=2, heads=2, mlp_dim=16, patch_size=4)
 
 
 def made(folder: Path, name: str, **changes: object) -> Path:
-    """A model for images 8 high and 16 wide."""
+    """A model for images with height 8 and width 16."""
     spec = Spec(name, 3, (8, 16), {**FIELDS, **changes})
     variables = some_variables(spec.create(), np.zeros((1, 8, 16, 3), np.float32))
     save_model(folder, spec, variables, ("a", "b", "c"), Preprocess((8, 16), 3, "crop", (0.5,) * 3, (0.2,) * 3))

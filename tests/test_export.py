@@ -1,4 +1,4 @@
-"""Models for other programs: every architecture, read again and compared; a user's mistakes."""
+"""Exported models: every architecture, read back and compared; user mistakes."""
 
 import json
 import sys
@@ -164,7 +164,7 @@ def test_what_compression_costs_is_said():
     lines = compression.describe({"part": "test", "images": 50, "float32": before, "compressed": after})
     assert lines[0] == "accuracy 80.00 -> 70.00 % on 50 test images"
     assert lines[3].startswith("warning: this costs 10.0 points of accuracy")
-    assert lines[4].startswith("it is not faster on this machine")
+    assert lines[4].startswith("not faster on this machine")
     assert len(compression.describe({"part": "test", "images": 50, "float32": after, "compressed": before})) == 3
 
 
@@ -177,7 +177,7 @@ MISTAKES: dict[str, tuple[list[str], str]] = {
     "both": (["{model}", "--format", "onnx", "--half", "--quantize", "int8"], "quantize and half exclude each other"),
     "no images to calibrate on": (
         ["{model}", "--format", "onnx", "--quantize", "int8"],
-        "int8 is measured on the run's own data, which is missing: leave it out",
+        "int8 is measured on the run's data, which is missing: leave it out",
     ),
     "no folder": (["{tmp}/none", "--format", "onnx"], "{tmp}/none: there is no such folder"),
     "a folder without a model": (["{tmp}", "--format", "stablehlo"], "{tmp} holds no model"),

@@ -1,4 +1,4 @@
-"""Files that outlive a crash, a strict umask and a user without a home."""
+"""Files that survive a crash, a strict umask and a user without a home."""
 
 import os
 import time

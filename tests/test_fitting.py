@@ -1,4 +1,4 @@
-"""The image size that a model takes."""
+"""Image sizes that a model accepts."""
 
 from functools import partial
 from pathlib import Path

@@ -121,12 +121,12 @@ def test_folds_of_a_folder_keep_groups(photos: Path, tmp_path: Path):
 
 
 def test_too_few_images_are_said_before_any_training(photos: Path, tmp_path: Path):
-    with pytest.raises(ValueError, match="class 'blue' has 24 different images, fewer than 25 folds: take fewer"):
+    with pytest.raises(ValueError, match="class 'blue' has 24 different images, fewer than 25 folds: use fewer"):
         smallvit.train(photos, folds=25, runs=tmp_path / "runs", **TINY)
     assert not (tmp_path / "runs" / "photos-25-folds").exists()
     with pytest.raises(ValueError, match="folds=1 must be at least 2"):
         smallvit.train(photos, folds=1)
-    with pytest.raises(ValueError, match="1 fold cannot be trained on and tested: take at least 2"):
+    with pytest.raises(ValueError, match="1 fold cannot be both trained and tested on: use at least 2"):
         load_data(photos, fold=(1, 1))
     with pytest.raises(ValueError, match="fold 4 of 3 does not exist"):
         load_data(photos, fold=(4, 3))
@@ -141,7 +141,7 @@ def test_too_few_images_are_said_before_any_training(photos: Path, tmp_path: Pat
 
 @dataclass
 class StopsIn(Callback):
-    """A signal in the middle of a fold."""
+    """Sends a signal in the middle of a fold."""
 
     fold: str
     here: bool = False
@@ -156,7 +156,7 @@ class StopsIn(Callback):
 
 @pytest.fixture(scope="module")
 def quick() -> Iterator[pytest.MonkeyPatch]:
-    """Without the pictures and reports of single runs, which take longer than these."""
+    """Skips the pictures and reports of single runs, which take longer than the runs."""
     with (
         pytest.MonkeyPatch.context() as patch,
         jax.numpy_dtype_promotion("standard"),
@@ -188,7 +188,7 @@ def stopped(quick: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory)
 
 @pytest.fixture(scope="module")
 def folder(stopped: Path) -> Path:
-    """The same, resumed."""
+    """The same cross-validation, resumed."""
     assert [(fold / "result.json").exists() for fold in fold_folders(stopped)] == [True, False, False]
     with pytest.raises(ValueError, match=r"has 1 of 3 folds: `smallvit train --resume .*` trains the others"):
         smallvit.load(stopped)
@@ -196,7 +196,7 @@ def folder(stopped: Path) -> Path:
         smallvit.train(resume=stopped, folds=4)
     with pytest.raises(ValueError, match="from_scratch is for a single fold: give it with --resume"):
         smallvit.train(resume=stopped, from_scratch=True)
-    with pytest.raises(ValueError, match="was started without a loss of your own: leave it out"):
+    with pytest.raises(ValueError, match="was started without your own loss: leave it out"):
         smallvit.train(resume=stopped, loss=lambda logits, targets: logits[:, 0])
     first = (stopped / "fold-1/model/model.safetensors").stat().st_mtime_ns
     result = smallvit.train(resume=stopped)

@@ -1,4 +1,4 @@
-"""Model folders from elsewhere: what config.json says is checked before anything is made of it."""
+"""Untrusted model folders: config.json is checked before anything is created from it."""
 
 import json
 import shutil
@@ -126,7 +126,7 @@ LIES: dict[str, tuple[Callable[[dict[str, Any]], None], str]] = {
 @pytest.mark.usefixtures("as_a_user")
 @pytest.mark.parametrize("lie", LIES)
 def test_a_configuration_that_lies(lie: str, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """One line that names the file, and no weight is read."""
+    """It gets one line that names the file, and no weights are read."""
     change, message = LIES[lie]
     shutil.copytree(tiny, tmp_path, dirs_exist_ok=True)
     config = json.loads((tmp_path / "config.json").read_text())
@@ -154,7 +154,7 @@ def test_a_file_that_is_no_configuration(tiny: Path, tmp_path: Path, text: str):
 
 
 def test_a_huge_model_is_refused_at_once(tiny: Path, tmp_path: Path):
-    """Widths that would take 4 TB, each within what the file could hold: only their shapes are computed."""
+    """Its widths would take 4 TB, each within what the file could hold: only shapes are computed."""
     shutil.copytree(tiny, tmp_path, dirs_exist_ok=True)
     config = json.loads((tmp_path / "config.json").read_text())
     config["model"]["fields"] |= dict(dim=4096, mlp_dim=4096, heads=1024, dim_head=4096)
@@ -179,7 +179,7 @@ def test_weights_of_another_type(tiny: Path, tmp_path: Path):
 
 @pytest.mark.parametrize("name", [name for name in list_models("*_tiny_data") if not name.startswith("sl_")])
 def test_every_architecture_passes(name: str):
-    """The rules refuse nothing that smallvit itself stores, with all fields written out."""
+    """The rules accept everything that smallvit itself stores, with all fields written out."""
     model = Spec(name, 3, (32, 32), {}).create()
     known = {each.name: getattr(model, each.name) for each in fields(model) if each.name not in ("parent", "name")}
     del known["num_classes"], known["image_size"]

@@ -1,4 +1,4 @@
-"""The rooms of the house: which package may import which."""
+"""The layering: which package may import which."""
 
 import ast
 import subprocess
@@ -32,7 +32,7 @@ SIBLINGS |= {("training/crossvalidation.py", "evaluation"), ("serving/maps.py", 
 
 
 def rooms(file: Path) -> Iterator[str]:
-    """What a file imports of ours, wherever in the file; the package itself stands above all."""
+    """The packages of smallvit that a file imports, anywhere in it; the package itself ranks above all."""
     for node in ast.walk(ast.parse(file.read_text())):
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]

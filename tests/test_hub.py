@@ -1,4 +1,4 @@
-"""The hub without a network: the folder that is uploaded, and a hub that is a folder."""
+"""The hub without a network: the uploaded folder, and a folder in place of the hub."""
 
 import json
 import shutil
@@ -38,7 +38,7 @@ class Url(str):
 
 
 class Hub:
-    """As much of huggingface_hub as we call, with a folder for the hub."""
+    """The part of huggingface_hub's API that we call, with a folder in place of the hub."""
 
     def __init__(self, root: Path):
         self.root, self.private = root, False
@@ -90,7 +90,7 @@ def test_the_model_card(run: Path, part: str, tmp_path: Path):
     assert "| test |" not in card
     assert 'smallvit.load("me/pets")' in card
     assert json.loads(card.split("```json\n")[1].split("\n```")[0]) == list(CLASSES)
-    assert "RGB, filled up with its mean colour and resized to 8 x 12" in card
+    assert "RGB, padded with its mean colour and resized to 8 x 12" in card
     assert "mean 0.5000, 0.4000, 0.3000 and std 0.2000, 0.2000, 0.2000" in card
 
 
@@ -119,13 +119,15 @@ def test_mistakes_are_one_line(run: Path, hub: Hub, tmp_path: Path, monkeypatch:
         assert "\n" not in str(error.value)
         return str(error.value)
 
-    assert message(pull, "me/none") == ("cannot pull me/none (404 Client Error for me/none): check name and network")
+    assert message(pull, "me/none") == (
+        "cannot pull me/none (404 Client Error for me/none): check the name and the network"
+    )
     (hub.root / "me/foreign").mkdir(parents=True)
     (hub.root / "me/foreign/config.json").write_text("{}")
     assert message(pull, "me/foreign").startswith("me/foreign on the hub is not a smallvit model: ")
     assert message(smallvit.push, tmp_path, "pets").startswith(f"{tmp_path} holds no model")
     monkeypatch.setattr(hub, "upload_folder", lambda **_: 1 / 0)
-    assert message(smallvit.push, run, "pets").startswith("cannot push to pets (division by zero): check name, ")
+    assert message(smallvit.push, run, "pets").startswith("cannot push to pets (division by zero): check the name")
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)  # as if not installed
     assert message(smallvit.push, run, "pets") == "pushing to pets needs huggingface_hub: pip install 'smallvit[hub]'"
     assert message(pull, "pets") == "pulling pets needs huggingface_hub: pip install 'smallvit[hub]'"

@@ -1,4 +1,4 @@
-"""The small-data presets start as the code of their paper does: root mean squares of what it draws."""
+"""The small-data presets are initialised as in the code of their paper: root mean squares of the values."""
 
 from math import sqrt
 

@@ -1,4 +1,4 @@
-"""The second head of LeViT, and its bias by distance."""
+"""The second head of LeViT, and its distance bias."""
 
 import jax
 import jax.numpy as jnp

@@ -1,4 +1,4 @@
-"""load_weights: files of every kind, and what does not fit."""
+"""load_weights: files of every format, and weights that do not fit."""
 
 import re
 import sys
@@ -36,7 +36,7 @@ def test_weights_of_the_keras_example(name: str, spt: bool, lsa: bool):
 
 
 class SavedModel:
-    """Stands in for tensorflow: the variables that it read from a real SavedModel."""
+    """A fake tensorflow: the variables that it read from a real SavedModel."""
 
     def __init__(self, path: Path):
         with np.load(path) as file:
@@ -59,7 +59,7 @@ class Variable(NamedTuple):
 def test_a_saved_model_of_keras(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(sys.modules, "tensorflow", SavedModel(FIXTURES / "keras_saved_model.npz"))
     model = KerasViT(**KERAS, spt=True, lsa=True)
-    with pytest.warns(UserWarning, match=r"normalises its images itself: give \(image - \[0\.89\d*, "):
+    with pytest.warns(UserWarning, match=r"normalises images inside the model: pass in \(image - \[0\.89\d*, "):
         variables = load_weights(model, tmp_path)
     _, image, output = load("keras_saved_model")
     np.testing.assert_allclose(jax.jit(model.apply)(variables, image), output, atol=1e-5)
@@ -76,7 +76,7 @@ def test_npz_and_our_own_paths(timm_state, tmp_path: Path):
 def test_a_head_for_other_classes_starts_afresh(timm_state, tmp_path: Path):
     np.savez(tmp_path / "m.npz", **timm_state)
     model = ViT(**{**SIZES, "num_classes": 9})
-    with pytest.warns(UserWarning, match="another head: params/head/bias, params/head/kernel start afresh"):
+    with pytest.warns(UserWarning, match="a different head: params/head/bias, params/head/kernel are newly"):
         variables = load_weights(model, tmp_path / "m.npz")
     assert variables["params"]["head"]["kernel"].shape == (16, 9)
     np.testing.assert_array_equal(variables["params"]["norm"]["scale"], timm_state["norm.weight"])
@@ -99,7 +99,7 @@ def test_what_does_not_fit_is_listed(timm_state, tmp_path: Path):
         load_weights(ViT(**SIZES), tmp_path / "m.npz")
     for part in (
         "missing: params/norm/bias;",
-        "left over: extra.weight;",
+        "unused: extra.weight;",
         "params/block_0/mlp/in/bias (7,) instead of (24,)",
     ):
         assert part in str(error.value)
@@ -134,7 +134,7 @@ class NotFound(Exception):
 
 
 class NotFoundHere(NotFound):
-    """What the hub raises without a network."""
+    """The hub's error without a network."""
 
 
 class Hub:

@@ -1,4 +1,4 @@
-"""Names of classes and files that could do harm: through training, report, pictures, prediction and server."""
+"""Harmful names of classes and files: in training, report, pictures, prediction and server."""
 
 import json
 import os
@@ -35,7 +35,7 @@ def test_what_is_shown():
 
 @pytest.fixture(scope="module")
 def run(env: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, bytes]:
-    """A run on such a folder, and what it printed."""
+    """A run on such a folder, and its output."""
     top = tmp_path_factory.mktemp("names")
     data = os.fsencode(top) + b"/d\xe4ta"
     for label, name in enumerate(CLASSES.values()):

@@ -1,4 +1,4 @@
-"""NNX modules that compute what our models do."""
+"""NNX modules compute the same as our models."""
 
 import jax
 import numpy as np

@@ -1,4 +1,4 @@
-"""The notebook, its code cells run from top to bottom; as committed it shows what such a run gave."""
+"""The notebook: its code cells run from top to bottom, and the committed outputs are from such a run."""
 
 import json
 import subprocess

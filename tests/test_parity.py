@@ -1,4 +1,4 @@
-"""The models against references that nobody here wrote; tests/make_fixtures.py made the files."""
+"""The models compared with independent references; tests/make_fixtures.py made the files."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""Every figure can be drawn from the least and the most that it is for, and says what it should."""
+"""Every figure can be drawn from the smallest and largest inputs, and has the right text."""
 
 import os
 
@@ -19,7 +19,7 @@ def images(count: int, height: int = 28, width: int = 28, channels: int = 3) -> 
 
 
 def words(figure: Figure) -> str:
-    """All text of a figure, drawn once so that ticks have theirs."""
+    """All text of a figure, drawn once so that its ticks have labels."""
     figure.draw_without_rendering()
     return "\n".join(text.get_text() for text in figure.findobj(matplotlib.text.Text))  # type: ignore[attr-defined]
 

@@ -1,4 +1,4 @@
-"""Every module and a whole run without what only Unix has."""
+"""Every module and a whole run without Unix-only features."""
 
 import subprocess
 import sys

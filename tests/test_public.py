@@ -1,4 +1,4 @@
-"""The functions that are named like the commands, from Python."""
+"""The Python functions that are named like the commands."""
 
 import inspect
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""RegionViT by hand: its sizes, its windows, its mistakes."""
+"""RegionViT by hand: its sizes, its windows, its errors."""
 
 import jax
 import jax.numpy as jnp

@@ -1,4 +1,4 @@
-"""Blocks that are computed again in the backward pass: the same gradients, less memory."""
+"""Blocks recomputed in the backward pass: the same gradients, less memory."""
 
 import jax
 import jax.numpy as jnp

@@ -1,4 +1,4 @@
-"""The page: complete by itself, and harmless whatever the user's files and classes are called."""
+"""The report: self-contained, and harmless whatever the names of files and classes."""
 
 import base64
 from html.parser import HTMLParser
@@ -14,7 +14,7 @@ EVIL = "<script>alert('1')</script>\" onload='x' &amp;"
 
 
 class Page(HTMLParser):
-    """What a browser would make of it: tags, attributes, text."""
+    """The page as a browser parses it: tags, attributes, text."""
 
     def __init__(self, html: str):
         super().__init__()

@@ -1,4 +1,4 @@
-"""A run resumes as it was begun, and can be stopped in every usual way."""
+"""A run resumes as it was started, and can be stopped in every usual way."""
 
 from pathlib import Path
 

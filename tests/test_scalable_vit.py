@@ -1,4 +1,4 @@
-"""ScalableViT, by hand: what each attention reads, and the order of the parts."""
+"""ScalableViT, by hand: what each attention attends to, and the order of the parts."""
 
 from functools import partial
 

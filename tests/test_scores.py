@@ -79,7 +79,7 @@ def test_few_images_are_no_headline(right: int, number: int, line: str | None):
 
 
 def draws(number: int, temperature: float, classes: int = 5) -> tuple[np.ndarray, np.ndarray]:
-    """Logits that are wrong by a factor, with labels drawn from the probabilities at `temperature`."""
+    """Logits off by a factor, with labels drawn from the probabilities at `temperature`."""
     draw = np.random.default_rng(0)
     logits = draw.normal(0, 3, (number, classes))
     labels = [draw.choice(classes, p=row) for row in softmax(logits / temperature)]

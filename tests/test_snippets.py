@@ -1,6 +1,6 @@
 """The usage snippets of the model pages, run as printed.
 
-They are models of full size, minutes of compiling: they are run abstractly, every line and every shape but no numbers.
+The models have full size and take minutes to compile, so they are run abstractly: every line and shape, but no numbers.
 SMALLVIT_SNIPPETS=real computes them, too.
 """
 

@@ -1,4 +1,4 @@
-"""The digest of a run's data: it covers all that training, validation and test see."""
+"""The digest of a run's data: it covers everything that training, validation and test use."""
 
 from collections.abc import Callable
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""Starting from trained weights: what is taken over, what is fitted, what starts afresh, what is frozen."""
+"""Starting from pretrained weights: what is kept, fitted, newly initialised and frozen."""
 
 import json
 import os
@@ -46,7 +46,7 @@ def as_optax_needs():
 
 @pytest.fixture
 def without_report(monkeypatch: pytest.MonkeyPatch):
-    """Pictures and report take longer than these runs."""
+    """Skips pictures and report, which take longer than these runs."""
     monkeypatch.setattr(loop, "finish", lambda *_: {"val_top1": 0.0})
 
 
@@ -57,7 +57,7 @@ def saved(folder: Path, spec: Spec = SPEC, classes: tuple[str, ...] = COLOURS) -
 
 
 def halves() -> list[Dataset]:
-    """The embedded set's classes 0 to 4, and few images of 5 to 9."""
+    """The embedded data set's classes 0 to 4, and a few images of 5 to 9."""
     whole = load_data()
     found = []
     for first, most in ((0, 600), (5, 24)):
@@ -111,7 +111,7 @@ def test_a_run_starts_from_a_model_and_resumes_without_it(
     smallvit.train(photos, name="whole", **options)
     printed = capsys.readouterr().out
     assert "its head is kept: the classes are the same" in printed
-    assert "images are brought to 12 x 12" in printed
+    assert "images are resized to 12 x 12" in printed
     assert "mean 0.1 0.2 0.3 and std 0.4 0.5 0.6, those of the source" in printed
     assert "recipe finetune" in printed
     model = json.loads((tmp_path / "whole/model/config.json").read_text())
@@ -148,7 +148,7 @@ def test_the_first_state_is_the_source(tmp_path: Path):
             same = {path for path, array in by_path(variables).items() if np.array_equal(array, weights[path])}
             # A bias that starts at 0 is the same either way.
             assert same | {"params/head/bias"} == weights.keys() - (set() if kept else {"params/head/kernel"})
-        assert ("its head is kept" if kept else "the head is initialised anew, for 5 classes") in line
+        assert ("its head is kept" if kept else "the head is newly initialised, for 5 classes") in line
 
 
 def test_another_image_size_keeps_the_patches_of_the_source(tmp_path: Path):
@@ -163,7 +163,7 @@ def test_another_image_size_keeps_the_patches_of_the_source(tmp_path: Path):
         source.settle(TrainConfig(model="swin_tiny"))
     wide, _ = source.settle(TrainConfig(fields=("dim=32",)))
     model = create_model("vit_tiny_data", num_classes=3, image_size=12, **wide.model_fields)
-    with pytest.raises(ValueError, match=r"source does not fit ViT .* of another shape: .*; give the --model and"):
+    with pytest.raises(ValueError, match=r"source does not fit ViT .* wrong shape: .*; give the --model and"):
         source.arrays(model, (12, 12, 3), COLOURS)
 
 

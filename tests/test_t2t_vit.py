@@ -1,4 +1,4 @@
-"""T2T-ViT has no reference to install: its soft split, positions and token transformer, each by its definition."""
+"""T2T-ViT, which has no installable reference: its soft split, positions and token transformer by definition."""
 
 import math
 from functools import partial

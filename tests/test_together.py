@@ -1,4 +1,4 @@
-"""Several processes that train one model: they stop together, and none waits for one that is gone."""
+"""Several processes that train one model: they stop together, and none waits for a lost one."""
 
 import os
 import signal
@@ -22,7 +22,7 @@ PLAIN = ["--policy", "none", "--cutmix", 0, "--mixup", 0, "--erasing", 0]  # les
 
 @contextmanager
 def two(photos: Path, env: dict[str, str], runs: Path) -> Iterator[list[subprocess.Popen[str]]]:
-    """Two processes that have trained together for so long that there is a checkpoint."""
+    """Two processes that have trained together until there is a checkpoint."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{free.getsockname()[1]}"
@@ -72,13 +72,13 @@ def test_one_that_is_killed_ends_the_others(victim: int, photos: Path, env: dict
         assert time.monotonic() - killed < 15
     assert survivor.returncode == 75
     assert [line for line in lines if not line.startswith(("reading ", "decoding "))] == [
-        "smallvit: another process of this training is gone: start all again with --resume, the last checkpoint is kept"
+        "smallvit: lost another process of this training: start all again with --resume, the last checkpoint is kept"
     ]
     assert checkpoints(tmp_path / "two")
 
 
 def test_a_batch_script_without_srun_is_one_process(monkeypatch: pytest.MonkeyPatch):
-    """`sbatch` sets what is below in its script; only srun, which starts the tasks, sets SLURM_STEP_NUM_TASKS."""
+    """`sbatch` sets these variables in its script; only srun, which starts the tasks, sets SLURM_STEP_NUM_TASKS."""
     for name, value in {"NTASKS": "4", "JOB_ID": "17", "PROCID": "0", "NODELIST": "node1"}.items():
         monkeypatch.setenv(f"SLURM_{name}", value)
     monkeypatch.delenv("JAX_COORDINATOR_ADDRESS", raising=False)

@@ -1,4 +1,4 @@
-"""A user's mistakes in training: one line each, an exit code, and nothing left behind."""
+"""User mistakes in training: one line each, an exit code, and nothing left behind."""
 
 import shutil
 import subprocess
@@ -58,7 +58,7 @@ def a_class_to_validate_alone(path: Path) -> None:
 MISTAKES: dict[str, tuple[Callable[[Path], None] | None, list[str], str]] = {
     "missing": (None, ["{data}"], "there is no such folder or file"),
     "empty": (empty, ["{data}"], "{data}"),
-    "one class": (one_class, ["{data}"], "there must be 2 at least"),
+    "one class": (one_class, ["{data}"], "at least 2 are needed"),
     "a class of one": (lonely, ["{data}"], "dogs"),
     "no class folders": (flat, ["{data}"], "class"),
     "label": (label_out_of_range, ["{data}.npz"], "-1"),

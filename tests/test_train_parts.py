@@ -1,4 +1,4 @@
-"""The parts of training, each by itself: configuration, rates, weight decay, the step, the mesh, files."""
+"""The parts of training, one by one: configuration, rates, weight decay, the step, the mesh, files."""
 
 import json
 from dataclasses import fields, replace
@@ -235,7 +235,7 @@ def test_a_batch_in_parts_is_the_same_batch():
 
 @pytest.mark.parametrize("augment", [Augment(label_smoothing=0.1), Augment(label_smoothing=0.1, mixup=1.0)])
 def test_balance_weighs_each_image_by_its_class(augment):
-    """The weight comes from what the image shows, not from the share of every class that smoothing puts in."""
+    """The weight depends on the image's class, not on the share of every class in smoothed labels."""
     recipe, counts = replace(PLAIN, augment=augment), np.array([3, 3, 2])
     weights = _class_weights(replace(recipe, balance=True), labelled(np.repeat([0, 1, 2], 10 * counts)))
     assert weights is not None
@@ -255,7 +255,7 @@ def test_balance_weighs_each_image_by_its_class(augment):
 
 @pytest.mark.usefixtures("as_a_user")  # a trainer has shapes where the step has arrays
 def test_statistics_of_a_young_model_belong_to_its_weights():
-    """In a run of a few steps, running statistics lag behind weights that move fast, and evaluation is at chance."""
+    """In short runs, running statistics lag behind fast-changing weights, and evaluation is at chance."""
     labels = (np.arange(32) % 3).astype(np.int32)
     draw = np.random.default_rng(0).integers(0, 80, (32, 16, 16, 3))
     images = (draw + 80 * labels[:, None, None, None]).astype(np.uint8)

@@ -1,4 +1,4 @@
-"""Whole runs, as a user starts them: what they leave, how they go on after a kill, on many devices and processes."""
+"""Whole runs, as a user starts them: their files, how they resume after a kill, many devices and processes."""
 
 import csv
 import json
@@ -80,7 +80,7 @@ def test_all_images_are_trained_on_but_those_of_the_test(photos: Path, env: dict
     args = command(photos, *QUICK, "--epochs", 2, "--all-images", "--runs", tmp_path, "--name", "all")
     done = subprocess.run(args, env=env, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
-    assert "the 6 images of validation are trained on too: only the test images are held out" in done.stdout
+    assert "also training on the 6 validation images: only the test images are held out" in done.stdout
     result = json.loads((tmp_path / "all/result.json").read_text())
     assert (result["kept_epoch"], result["steps"]) == (result["epochs"], 9)  # two epochs of 66, in 16s
     assert from_pretrained(tmp_path / "all").calibration.images == 0

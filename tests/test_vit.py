@@ -1,4 +1,4 @@
-"""What is particular to the ViT family: its mistakes, its sizes, and that it learns."""
+"""What is specific to the ViT family: its errors, its sizes, and that it learns."""
 
 import jax
 import jax.numpy as jnp
@@ -99,9 +99,9 @@ def test_only_positions_are_resampled():
     model = ViT(**SIZES)
     variables = model.init(KEY, ones(16, 16, 3))
     assert resample_positions(variables, model, ones(16, 16, 3)).keys() == variables.keys()
-    with pytest.raises(ValueError, match=r"patches/dense/kernel is \(48, 16\), the model wants \(192, 16\)"):
+    with pytest.raises(ValueError, match=r"patches/dense/kernel is \(48, 16\), the model needs \(192, 16\)"):
         resample_positions(variables, model.clone(patch_size=8), ones(16, 16, 3))
-    with pytest.raises(ValueError, match="another model's variables"):
+    with pytest.raises(ValueError, match="the variables are from another model"):
         resample_positions(variables, model.clone(lsa=True), ones(16, 16, 3))
 
 

@@ -1,4 +1,4 @@
-"""Windows: cutting, putting back, who reads whom, and the relative bias, by hand."""
+"""Windows, by hand: partition and its inverse, who attends to whom, and the relative bias."""
 
 from functools import partial
 
@@ -39,7 +39,7 @@ def test_padding_is_read_by_nobody():
 
 
 def reach(module, grid) -> np.ndarray:
-    """reach[i, j] says whether token j has an influence on token i."""
+    """reach[i, j] is whether token j influences token i."""
     x = jax.random.normal(KEY, (1, *grid, 4))
     variables = jax.jit(module.init)(KEY, x)
     jacobian = jax.jit(jax.jacobian(lambda x: module.apply(variables, x).sum(-1)))(x)

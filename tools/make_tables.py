@@ -29,10 +29,10 @@ MEANINGS = {
     "mlp_dim": "hidden width of the MLP",
     "mlp_ratio": "hidden width of the MLP, as a multiple of the token's",
     "mlp_mult": "hidden width of the MLP, as a multiple of the token's",
-    "pool": '"cls" reads the class token, "mean" the average of the tokens',
+    "pool": '"cls" uses the class token, "mean" the average of the tokens',
     "dim_head": "width of a head",
     "dropout": "dropout rate in attention and MLP",
-    "emb_dropout": "dropout rate behind the embedding",
+    "emb_dropout": "dropout rate after the embedding",
     "drop_path": "stochastic depth",
     "layer_scale": "initial value of LayerScale",
     "qkv_bias": "bias of queries, keys and values",
@@ -56,8 +56,8 @@ MEANINGS = {
     "tokenize_local_3_conv": "three convolutions make the local tokens, instead of one",
     "use_peg": "a depthwise convolution adds positions in each stage",
     "peg_kernel_size": "kernel of the convolution that adds positions",
-    "num_parallel_branches": "attentions, and MLPs, side by side in a block",
-    "patch_merge_num_tokens": "number of tokens behind the merger",
+    "num_parallel_branches": "number of parallel attentions and MLPs in a block",
+    "patch_merge_num_tokens": "number of tokens after the merger",
     "spt": "[Shifted Patch Tokenization](sl_vit.md)",
     "spt_shift": "distance of the shift in pixels",
     "lsa": "[Locality Self-Attention](sl_vit.md)",
@@ -65,7 +65,7 @@ MEANINGS = {
 
 
 def fields(name: str) -> list[str]:
-    """The fields of a class with their defaults, explained by the comment behind them."""
+    """The fields of a class with their defaults, explained by their comments."""
     for file in sorted((ROOT / "smallvit" / "models").glob("*.py")):
         source = file.read_text()
         for node in ast.parse(source).body:

@@ -1,4 +1,4 @@
-"""From a batch of pixels to what the model trains on. Every image has a key of its own, from its place in the batch."""
+"""Augmentation of a batch. Every image has its own key, derived from its position in the batch."""
 
 from collections.abc import Callable
 from functools import partial
@@ -14,8 +14,8 @@ from smallvit.augment.spec import Augment, Fill
 
 Images = Float[Array, "b H W c"]
 Targets = Float[Array, "b k"]
-Draws = Float[Array, " _"]  # uniform from 0 to 1
-TRIES = 10  # at a rectangle that fits, as in torchvision
+Draws = Float[Array, " _"]  # uniform in [0, 1)
+TRIES = 10  # attempts at a rectangle that fits, as in torchvision
 
 
 def augment_batch(
@@ -27,7 +27,7 @@ def augment_batch(
     normalise: Callable[[Array], Array | np.ndarray],
     own: Callable[[PRNGKeyArray, Array], Array] | None = None,
 ) -> tuple[Images, Targets]:
-    """All of it: `augment_images`, or a function of the user's `own`, `normalise`, `erase`, targets, `mix`."""
+    """Applies `augment_images` or the user's `own` function, then `normalise`, `erase`, targets and `mix`."""
     pixels_key, erase_key, mix_key = jax.random.split(key, 3)
     augmented = augment_images(pixels_key, images, spec) if own is None else own(pixels_key, images)
     if augmented.shape != images.shape:
@@ -41,9 +41,9 @@ def augment_batch(
 def augment_images(
     key: PRNGKeyArray, images: UInt[Array, "b H W c"] | Images, spec: Augment
 ) -> UInt[Array, "b H W c"] | Images:
-    """What comes before normalisation; the result has the type of the images.
+    """The part before normalisation; keeps the dtype of the images.
 
-    A policy and colour are for levels from 0 to 255, and whole ones, so they round a batch of floats.
+    Policies and colour expect integer levels from 0 to 255, so they round a batch of floats.
     """
     out = jax.vmap(partial(_augment_image, spec=spec))(_keys(key, len(images)), images)
     return (out if jnp.issubdtype(images.dtype, jnp.floating) else jnp.round(out)).astype(images.dtype)
@@ -68,9 +68,9 @@ def erase(key: PRNGKeyArray, images: Images, spec: Augment) -> Images:
 
 
 def mix(key: PRNGKeyArray, images: Images, targets: Targets, spec: Augment) -> tuple[Images, Targets]:
-    """CutMix for the share `cutmix` of all batches, Mixup for the share `mixup`, nothing for the others.
+    """Applies CutMix to the fraction `cutmix` of the batches and Mixup to the fraction `mixup`.
 
-    Each image mixes with the one half a batch away: batches come in random order, but an image may stand in a row.
+    Each image is mixed with the one half a batch away: the order is random, but copies of an image may be adjacent.
     """
     if spec.mixup + spec.cutmix == 0:
         return images, targets
@@ -81,7 +81,7 @@ def mix(key: PRNGKeyArray, images: Images, targets: Targets, spec: Augment) -> t
     keep = jax.random.uniform(beta_key) if spec.alpha == 1 else jax.random.beta(beta_key, spec.alpha, spec.alpha)
 
     def mixed() -> tuple[Images, Targets]:
-        reach = jnp.sqrt(1 - keep) / 2  # of the cut to either side of its centre, as a share of the image
+        reach = jnp.sqrt(1 - keep) / 2  # half side of the cut, as a fraction of the image
         rows = jnp.abs((jnp.arange(height, dtype=jnp.float32) + 0.5) / height - y) < reach
         columns = jnp.abs((jnp.arange(width, dtype=jnp.float32) + 0.5) / width - x) < reach
         outside = 1 - (rows[:, None] & columns[None]).astype(images.dtype)
@@ -101,7 +101,7 @@ def _augment_image(key: PRNGKeyArray, image: Num[Array, "H W c"], spec: Augment)
     table = None if spec.policy == "none" else policy_table(spec.policy, spec.magnitude, height, width)
     rounds = spec.num_ops if spec.policy == "randaugment" else 1
     steps = 0 if table is None else rounds * table[0].shape[1]
-    # All draws of an image at once; what is off has its share too, so that it does not change the others.
+    # One draw per image. Disabled operations have their numbers too, so enabling one does not change the others.
     sizes = (1, 2, 2 + 2 * TRIES, 3, 3, rounds + 2 * steps)
     flip, crop, box, turn, tint, policy = jnp.split(
         jax.random.uniform(key, (sum(sizes),)), np.cumsum(sizes)[:-1].tolist()
@@ -138,7 +138,7 @@ def _padded_crop(image: Num[Array, "H W c"], draws: Draws, padding: int | float,
 
 
 def _view(box: Draws, turn: Draws, spec: Augment, height: int, width: int) -> Float[Array, "2 3"]:
-    """From a pixel of the result to its place in the image: zoomed and turned about the centre of the crop."""
+    """The affine map from pixels of the result to the image: zoom and rotation about the centre of the crop."""
     size = jnp.array([width, height], jnp.float32)
     sides, corner = size, jnp.zeros(2)
     if spec.resized_crop:
@@ -153,7 +153,7 @@ def _view(box: Draws, turn: Draws, spec: Augment, height: int, width: int) -> Fl
 
 
 def _rectangle(areas: Draws, aspects: Draws, height: int, width: int) -> Float[Array, "2"]:
-    """Width and height of the first try that fits into the image; if none does, the first one is cut to fit."""
+    """Width and height of the first attempt that fits into the image; if none does, the first is clipped."""
     sides = jnp.sqrt(height * width * areas[None] * jnp.stack([aspects, 1 / aspects]))
     size = jnp.array([width, height], jnp.float32)
     return jnp.minimum(sides[:, jnp.argmax((sides <= size[:, None]).all(axis=0))], size)
@@ -167,7 +167,7 @@ def _apply_policy(image: Image, draws: Draws, table: Table, rounds: int, fill: F
     on, sign = draws[:, 1 : 1 + steps] < probabilities[rows], draws[:, 1 + steps :] < 0.5
     op = jnp.where(on, ops[rows], OPS.index("Identity")).ravel()
     value = jnp.where(sign, values[rows, :, 1], values[rows, :, 0]).ravel()
-    # A loop keeps XLA from fusing the steps, which would compute the first anew for every use in the second.
+    # The loop keeps XLA from fusing the steps: it would recompute the first for every use in the second.
     return jax.lax.scan(lambda image, step: (apply_op(image, *step, fill), None), image, (op, value))[0]
 
 

@@ -1,6 +1,6 @@
-"""The operations on one image, as Pillow does them, in forms that cost little when vmap computes all of them.
+"""Image operations that match Pillow, written to be cheap when vmap computes all of them.
 
-Pixels are float32 and hold whole grey levels from 0 to 255.
+Pixels are float32 with integer grey levels from 0 to 255.
 """
 
 import jax
@@ -16,12 +16,12 @@ TABLES = ("Brightness", "Contrast", "Posterize", "Solarize", "AutoContrast", "Eq
 OPS = ("Identity", *GEOMETRIC, *BLENDS, *TABLES)
 
 Image = Float[Array, "H W c"]
-Levels = Float[Array, "c 256"]  # what becomes of each grey level of a channel
+Levels = Float[Array, "c 256"]  # the new value of each grey level of a channel
 Scalar = Float[Array, ""]
 
 
 def apply_op(image: Image, op: Int[Array, ""], value: Scalar, fill: Fill = "black") -> Image:
-    """One of OPS by its index. What value means depends on it: pixels, degrees, a factor's distance from 1, ..."""
+    """Applies one of OPS by index; `value` is in units of the operation: pixels, degrees, a factor minus 1, ..."""
     image = warp(image, policy_matrix(op, value, *image.shape[:2]), fill)
     changed = look_up(image, op, value)
     base = jnp.where(op == OPS.index("Sharpness"), smooth(image), grey(image))
@@ -30,7 +30,7 @@ def apply_op(image: Image, op: Int[Array, ""], value: Scalar, fill: Fill = "blac
 
 
 def look_up(image: Image, op: Int[Array, ""], value: Scalar) -> Image:
-    """The operations that see one level of one channel at a time, as a table; the identity for all others."""
+    """Applies the operations on single grey levels by a look-up table; the identity for all others."""
     channels = image.shape[-1]
     index = (image.astype(jnp.int32) + 256 * jnp.arange(channels)[None, None]).ravel()
     histogram = jnp.zeros(256 * channels).at[index].add(1, mode="promise_in_bounds").reshape(channels, 256)
@@ -45,14 +45,14 @@ def look_up(image: Image, op: Int[Array, ""], value: Scalar) -> Image:
         equalize(same, histogram),
         255 - same,
     ]
-    # Chosen by a product: XLA would fuse a select into the look-up and compute all tables anew for every pixel.
+    # Selected by a matrix product: XLA would fuse a select into the look-up and recompute all tables for every pixel.
     chosen = jax.nn.one_hot(jnp.maximum(op - OPS.index(TABLES[0]) + 1, 0), len(tables))
     table = jnp.matmul(chosen, jnp.stack(tables).reshape(len(tables), -1), precision="highest")
     return table.at[index].get(mode="promise_in_bounds").reshape(image.shape)
 
 
 def policy_matrix(op: Int[Array, ""], value: Scalar, height: int, width: int) -> Float[Array, "2 3"]:
-    """From a pixel of the result to its place in the image; the identity for an operation that moves nothing."""
+    """The affine map from pixels of the result to the image; the identity for operations that move nothing."""
 
     def of(name: str) -> Scalar:
         return jnp.where(op == OPS.index(name), value, 0.0)
@@ -69,7 +69,7 @@ def policy_matrix(op: Int[Array, ""], value: Scalar, height: int, width: int) ->
 
 
 def warp(image: Image, matrix: Float[Array, "2 3"], fill: Fill) -> Image:
-    """The nearest pixel, beyond the border `fill`; in 16 bits of fraction, because Pillow rounds so."""
+    """Samples the nearest pixel, with `fill` beyond the border; 16 fractional bits, since Pillow rounds this way."""
     height, width, channels = image.shape
     centre = matrix[:, 2] + matrix[:, 0] / 2 + matrix[:, 1] / 2
     fixed = jnp.floor(jnp.column_stack([matrix[:, :2], centre]) * 65536 + 0.5).astype(jnp.int32)
@@ -79,14 +79,14 @@ def warp(image: Image, matrix: Float[Array, "2 3"], fill: Fill) -> Image:
         index = mirrored(y, height) * width + mirrored(x, width)
         return image.reshape(-1, channels).at[index].get(mode="promise_in_bounds")
     inside = (x >= 0) & (x < width) & (y >= 0) & (y < height)
-    # The zero is one more pixel, not a choice behind the gather, which XLA would repeat for every use of a pixel.
+    # Zero is an extra pixel: a select after the gather would be repeated by XLA for every use of a pixel.
     index = jnp.where(inside, y * width + x, height * width)
     pixels = jnp.concatenate([image.reshape(-1, channels), jnp.zeros((1, channels))])
     return pixels.at[index].get(mode="promise_in_bounds")
 
 
 def resample(image: Image, matrix: Float[Array, "2 3"]) -> Image:
-    """Bilinear between four pixels, mirrored at the border; the matrix is on pixel centres, as in `warp`."""
+    """Bilinear interpolation, mirrored at the border; the matrix is on pixel centres, as in `warp`."""
     height, width, _ = image.shape
     rows, columns = jnp.mgrid[:height, :width].astype(jnp.float32) + 0.5
     x, y = (to_x * columns + to_y * rows + start - 0.5 for to_x, to_y, start in matrix)
@@ -101,7 +101,7 @@ def resample(image: Image, matrix: Float[Array, "2 3"]) -> Image:
 
 
 def mirrored(place: Int[Array, "H W"], size: int) -> Int[Array, "H W"]:
-    """The pixel that is seen there, when the image goes on as in a mirror: 1 0 | 0 1 2 | 2 1."""
+    """The index of the pixel seen at `place` if the image is mirrored at its borders: 1 0 | 0 1 2 | 2 1."""
     i = place % (2 * size)
     return jnp.minimum(i, 2 * size - 1 - i)
 
@@ -124,13 +124,13 @@ def mean_grey(image: Image) -> Scalar:
 
 
 def _luma(image: Image) -> Int[Array, "H W"]:
-    """ITU-R 601 with 16 bits of fraction. In integers, whose sum the compiler can vectorise: 30 times as fast."""
+    """ITU-R 601 luma with 16 fractional bits. Integers, because their sum is vectorised: 30 times as fast."""
     red, green, blue = (image[..., min(channel, image.shape[-1] - 1)].astype(jnp.int32) for channel in range(3))
     return (19595 * red + 38470 * green + 7471 * blue + 32768) >> 16
 
 
 def smooth(image: Image) -> Image:
-    """A 3 x 3 mean that counts the centre five times; the border stays as it is."""
+    """A 3 x 3 mean with weight 5 for the centre; the border is unchanged."""
     rows = image[:-2] + image[1:-1] + image[2:]
     nine = rows[:, :-2] + rows[:, 1:-1] + rows[:, 2:]
     return image.at[1:-1, 1:-1].set(jnp.floor((nine + 4 * image[1:-1, 1:-1]) / 13 + 0.5))
@@ -149,8 +149,8 @@ def autocontrast(levels: Levels, histogram: Levels) -> Levels:
 
 
 def equalize(levels: Levels, histogram: Levels) -> Levels:
-    """A level becomes the share of darker pixels; the brightest level counts for nothing, as in Pillow."""
-    # A product, where cumsum would do: XLA would fuse that into the look-up and sum again for every pixel.
+    """Maps each level to its rank among darker pixels; the brightest level is not counted, as in Pillow."""
+    # A matrix product instead of cumsum: XLA would fuse that into the look-up and sum again for every pixel.
     darker = jnp.matmul(histogram, np.triu(np.ones((256, 256), np.float32), 1), precision="highest")
     step = whole_quotient(jnp.where(histogram > 0, darker, 0).max(1, keepdims=True), 255)
     rank = whole_quotient(jnp.floor(step / 2) + darker, jnp.maximum(step, 1))
@@ -158,5 +158,5 @@ def equalize(levels: Levels, histogram: Levels) -> Levels:
 
 
 def whole_quotient(a: Float[Array, "..."], b: Float[Array, "..."] | int) -> Float[Array, "..."]:
-    """Of whole numbers; the half keeps a / b clear of the next lower one, since XLA multiplies by a rounded 1 / b."""
+    """Integer division. XLA multiplies by a rounded 1 / b; the half keeps a / b away from the integer below."""
     return jnp.floor((a + 0.5) / b)

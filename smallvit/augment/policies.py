@@ -1,11 +1,11 @@
-"""The policies that AutoAugment found (https://arxiv.org/abs/1805.09501), and what RandAugment chooses from."""
+"""The policies of AutoAugment (https://arxiv.org/abs/1805.09501) and the operations of RandAugment."""
 
 import numpy as np
 from jaxtyping import Float, Int
 
 from smallvit.augment.ops import GEOMETRIC, OPS
 
-# (operation, probability, bin of the magnitude, 0 where there is none), twice a row.
+# Two per row: (operation, probability, magnitude bin, or 0 if the operation has none).
 
 CIFAR10 = (
     (("Invert", 0.1, 0), ("Contrast", 0.2, 6)),
@@ -94,7 +94,7 @@ Table = tuple[Int[np.ndarray, "n k"], Float[np.ndarray, "n k"], Float[np.ndarray
 
 
 def magnitude(op: str, level: int | float, highest: int, height: int, width: int) -> float:
-    """The value of an operation at a level from 0 to the highest, as torchvision has them."""
+    """The value of an operation at a level from 0 to `highest`, as in torchvision."""
     share = level / highest
     match op:
         case "ShearX" | "ShearY":
@@ -115,7 +115,7 @@ def magnitude(op: str, level: int | float, highest: int, height: int, width: int
 
 
 def policy_table(policy: str, level: int | float, height: int, width: int) -> Table:
-    """For each of n choices its k operations, their probabilities, and their values for either sign."""
+    """The k operations of each of n choices, their probabilities, and their values for either sign."""
     if policy == "randaugment":
         highest, rows = 10, tuple(((op, 1.0, level),) for op in OPS if op != "Invert")
     else:

@@ -1,41 +1,41 @@
-"""What to do to the images of a training batch, as a value."""
+"""The configuration of augmentation."""
 
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-AutoAugment = Literal["cifar10", "svhn", "imagenet"]  # the data sets that its policies were found on
+AutoAugment = Literal["cifar10", "svhn", "imagenet"]  # the data sets that the policies were found on
 Policy = Literal["none", "randaugment", AutoAugment]
 Fill = Literal["mirror", "black"]
 
 
 @dataclass(frozen=True)
 class Augment:
-    """Everything is off by default; what is on happens in the order of the fields.
+    """Augmentation settings, all off by default. Enabled ones are applied in the order of the fields.
 
-    Resized crop, rotation and zoom are one bilinear resampling, mirrored at the border. Normalisation comes before
+    Resized crop, rotation and zoom are one bilinear resampling, mirrored at the border. Images are normalised before
     `erasing`.
     """
 
-    flip: bool = False  # left to right, half of the time
-    crop_padding: int | float = 0  # border in pixels, or below 1 as a share of the side; then a random crop
-    resized_crop: tuple[float, float] | None = None  # the share of the area that is cut out; aspect 3/4 to 4/3
-    rotation: float = 0.0  # in turns, to either side
-    zoom: float = 0.0  # the height and the width that are seen, each 1 - zoom to 1 + zoom
+    flip: bool = False  # left to right, with probability 0.5
+    crop_padding: int | float = 0  # border in pixels, or below 1 as a fraction of the side; then a random crop
+    resized_crop: tuple[float, float] | None = None  # range of the cropped area as a fraction; aspect ratio 3/4 to 4/3
+    rotation: float = 0.0  # maximum, in full turns, in either direction
+    zoom: float = 0.0  # height and width are each scaled by 1 - zoom to 1 + zoom
     policy: Policy = "none"  # AutoAugment (https://arxiv.org/abs/1805.09501) by data set, or RandAugment
     magnitude: int | float = 3  # of RandAugment (https://arxiv.org/abs/1909.13719), 0 to 10 as in timm
-    num_ops: int = 2  # of RandAugment
+    num_ops: int = 2  # operations per image of RandAugment
     colour: float = 0.0  # brightness, contrast and saturation are each multiplied by 1 - colour to 1 + colour
-    erasing: float = 0.0  # how often a rectangle becomes the mean colour (https://arxiv.org/abs/1708.04896)
-    mixup: float = 0.0  # the share of batches that are mixed up (https://arxiv.org/abs/1710.09412)
-    cutmix: float = 0.0  # the share of batches that are cut and mixed (https://arxiv.org/abs/1905.04899)
-    alpha: float = 1.0  # of the Beta distribution that both draw from
-    label_smoothing: float = 0.0  # the share of the target that is spread over all classes
-    fill: Fill = "mirror"  # what lies beyond the border, for crops and policies; black comes before normalisation
+    erasing: float = 0.0  # probability that a rectangle becomes the mean colour (https://arxiv.org/abs/1708.04896)
+    mixup: float = 0.0  # fraction of batches with Mixup (https://arxiv.org/abs/1710.09412)
+    cutmix: float = 0.0  # fraction of batches with CutMix (https://arxiv.org/abs/1905.04899)
+    alpha: float = 1.0  # of the Beta distribution of Mixup and CutMix
+    label_smoothing: float = 0.0  # fraction of the target that is spread over all classes
+    fill: Fill = "mirror"  # beyond the border, for crops and policies; black is before normalisation
 
     def __post_init__(self) -> None:
         for name, high, meaning in (
-            ("crop_padding", 32, "pixels, or below 1 a share of the side"),
-            ("rotation", 0.5, "a part of a full turn"),
+            ("crop_padding", 32, "pixels, or below 1 a fraction of the side"),
+            ("rotation", 0.5, "a fraction of a full turn"),
             ("colour", 1, "how far a factor may be from 1"),
             ("erasing", 1, "a probability"),
             ("mixup", 1, "a probability"),
@@ -50,7 +50,7 @@ class Augment:
             if not 0 <= value < 1:
                 raise ValueError(f"{name}={value} must be at least 0 and below 1; 0 turns it off")
         if self.resized_crop is not None and not 0 < self.resized_crop[0] <= self.resized_crop[1] <= 1:
-            raise ValueError(f"resized_crop={self.resized_crop} must be two shares of the area, such as (0.5, 1.0)")
+            raise ValueError(f"resized_crop={self.resized_crop} must be two fractions of the area, such as (0.5, 1.0)")
         if self.policy not in get_args(Policy):
             raise ValueError(f"policy={self.policy!r} is unknown: choose one of {', '.join(get_args(Policy))}")
         if self.fill not in get_args(Fill):
@@ -59,6 +59,8 @@ class Augment:
             raise ValueError(f"num_ops={self.num_ops} must be at least 1; policy='none' turns RandAugment off")
         if self.mixup + self.cutmix > 1:
             total = self.mixup + self.cutmix
-            raise ValueError(f"mixup + cutmix = {total:g} must be at most 1: each is a share of all batches, lower one")
+            raise ValueError(
+                f"mixup + cutmix = {total:g} must be at most 1: each is a fraction of the batches, lower one"
+            )
         if not self.alpha > 0:
             raise ValueError(f"alpha={self.alpha} must be above 0; mixup=0 and cutmix=0 turn mixing off")

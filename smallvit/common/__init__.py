@@ -1,1 +1,1 @@
-"""What every package may use: files, paths, extras, and the settings of a process."""
+"""Utilities for every package: files, paths, extras and process settings."""

@@ -1,4 +1,4 @@
-"""Command-line arguments by tyro, with its errors in one line."""
+"""Command-line parsing with tyro, with one-line errors."""
 
 import io
 import re
@@ -14,7 +14,7 @@ RULE = re.compile(r"^[─-]+$")
 
 
 def parse(command: Callable[..., Any], prog: str, args: list[str]) -> Callable[[], Any]:
-    """The call of `command` that these arguments ask for; a ValueError in one line if they are wrong."""
+    """Parses `args` and returns the call of `command` to make; wrong arguments raise a one-line ValueError."""
 
     @wraps(command)
     def later(*values: Any, **options: Any) -> Callable[[], Any]:
@@ -32,7 +32,7 @@ def parse(command: Callable[..., Any], prog: str, args: list[str]) -> Callable[[
 
 
 def one_line(box: str) -> str:
-    """What a box of tyro says, without its frame and the help of single options."""
+    """Extracts the message from tyro's error box, without the frame and the help of single options."""
     framed = [line for line in box.splitlines() if line.startswith("│")]
     lines = [BORDER.sub("", line) for line in framed] or [line[2:].rstrip() for line in box.splitlines()[2:]]  # ASCII
     rule = next((row for row, line in enumerate(lines) if RULE.match(line)), len(lines))

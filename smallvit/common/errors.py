@@ -10,6 +10,6 @@ class Stopped(Exception):
 
 
 class Preempted(Stopped):
-    """Training was asked to stop, and nothing is wrong."""
+    """Training was asked to stop; this is not a failure."""
 
     code = RESUME

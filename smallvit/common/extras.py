@@ -1,4 +1,4 @@
-"""Optional packages, by the extra that installs them."""
+"""Optional packages and the extras that install them."""
 
 from importlib import import_module
 from typing import Any
@@ -15,7 +15,7 @@ EXTRAS = {
 
 
 def need(package: str, purpose: str) -> Any:
-    """The package, or a ValueError that says how to install it."""
+    """Imports and returns a package, or raises a ValueError that says how to install it."""
     try:
         return import_module(package)
     except ImportError:
@@ -25,7 +25,7 @@ def need(package: str, purpose: str) -> Any:
 
 
 def extra_of(package: str) -> str | None:
-    """The extra that installs a package."""
+    """The name of the extra that installs a package."""
     return next((name for name, packages in EXTRAS.items() if package in packages), None)
 
 

@@ -1,4 +1,4 @@
-"""Files that are written completely or not at all."""
+"""Atomic file writes, and the user's cache."""
 
 import errno
 import json
@@ -13,18 +13,18 @@ from typing import Any
 
 
 def user_cache() -> Path:
-    """The user's cache folder of smallvit."""
+    """The cache folder of smallvit for this user."""
     if given := os.environ.get("XDG_CACHE_HOME"):
         return Path(given) / "smallvit"
     try:
         return Path.home() / ".cache" / "smallvit"
-    except RuntimeError:  # no HOME and no entry in /etc/passwd, as in a container that is given a user's number
+    except RuntimeError:  # no HOME and no entry in /etc/passwd, as in a container run with a numeric user id
         folder = Path(tempfile.gettempdir()) / f"smallvit-{os.getuid()}" if hasattr(os, "getuid") else None
         return Path(tempfile.mkdtemp(prefix="smallvit-")) if folder is None else _private(folder)
 
 
 def _private(folder: Path) -> Path:
-    """A folder of this user's alone, or another: programs are kept in it, and run."""
+    """Returns the folder if only this user can write to it, else a new one: programs from it are run."""
     with suppress(FileExistsError):
         folder.mkdir(mode=0o700)
     stat = folder.lstat()
@@ -33,11 +33,11 @@ def _private(folder: Path) -> Path:
 
 
 def write_safely(path: Path, write: Callable[[Path], object], keep: Callable[[], bool] = lambda: True) -> None:
-    """Under a name of its own until it is whole and on the disk: nobody, after a crash either, sees half a file."""
+    """Writes to a temporary file and renames it once it is on disk: a crash never leaves a partial file."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         name = temporary_name(path)
-        handle = os.open(name, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o666)  # less what the user's umask takes away
+        handle = os.open(name, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o666)  # the umask applies
     except OSError as error:
         raise ValueError(f"cannot write to {path.parent}: {error.strerror}; choose another folder") from None
     try:
@@ -52,54 +52,54 @@ def write_safely(path: Path, write: Callable[[Path], object], keep: Callable[[],
 
 
 def temporary_name(path: Path) -> Path:
-    """Beside it, for what will be renamed to it when it is whole."""
+    """A temporary name in the same folder, to be renamed to `path` when complete."""
     return path.parent / f".{fitting(path.name, 200)}.{token_hex(8)}.tmp"
 
 
 def fitting(name: str, most: int) -> str:
-    """The beginning of a name that takes so many bytes: file systems know 255, and more may be added to it."""
+    """Truncates a name to `most` bytes; file systems allow 255, and a suffix may follow."""
     return os.fsencode(name)[:most].decode(errors="ignore") if len(os.fsencode(name)) > most else name
 
 
 def trim(folder: Path, limit: int) -> None:
-    """Removes files of a cache, those used longest ago first, until the others take no more than `limit` bytes."""
-    found = []
+    """Removes the least recently used files of a cache until the rest take at most `limit` bytes."""
+    files = []
     for path in folder.glob("*"):
-        with suppress(OSError):  # another process may trim it, too
+        with suppress(OSError):  # another process may trim it at the same time
             stat = path.stat()
             if path.is_file() and not path.name.endswith(".tmp"):
-                found.append((stat.st_mtime, stat.st_size, path))
-    taken = sum(size for _, size, _ in found)
-    for _, size, path in sorted(found):
-        if taken <= limit:
+                files.append((stat.st_mtime, stat.st_size, path))
+    total = sum(size for _, size, _ in files)
+    for _, size, path in sorted(files):
+        if total <= limit:
             break
         with suppress(OSError):
             path.unlink()
-            taken -= size
+            total -= size
 
 
 def sync_folder(folder: Path) -> None:
-    """Names are data of their folder: until it is on the disk, too, a power cut undoes a rename."""
-    if os.name == "nt":  # which opens no folders, and writes names by itself
+    """Flushes a folder to disk: until then, a power failure can undo a rename in it."""
+    if os.name == "nt":  # folders cannot be opened there, and renames are flushed anyway
         return
     handle = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(handle)
     except OSError as error:
-        if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # some network drives cannot
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # some network drives cannot sync
             raise
     finally:
         os.close(handle)
 
 
 def check_file(path: Path) -> None:
-    """Raises, before long work, if its result cannot be written there."""
+    """Raises a ValueError if no file can be written at `path`; call it before long work."""
     if path.is_dir():
         raise ValueError(f"{path} is a folder: give the name of a file to write")
 
 
 def check_folder(path: Path) -> None:
-    """The same for a folder."""
+    """Raises a ValueError if no folder can be written at `path`; call it before long work."""
     if path.exists() and not path.is_dir():
         raise ValueError(f"{path} is a file: give the name of a folder to write to")
 
@@ -113,12 +113,12 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def read_json(path: Path) -> Any:
-    """What `write_json` wrote, or a ValueError that names the file."""
+    """Reads a JSON file, or raises a ValueError that names it."""
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise ValueError(f"{path} does not exist") from None
     except OSError as error:
         raise ValueError(f"{path} cannot be read: {error.strerror}") from None
-    except (ValueError, RecursionError) as error:  # also of numbers that are too long, and lists that are too deep
+    except (ValueError, RecursionError) as error:  # also numbers that are too long and lists that are too deep
         raise ValueError(f"{path} is not valid JSON ({error})") from None

@@ -1,4 +1,4 @@
-"""Names of a package that are imported on first use, so that nobody waits for jax who does not need it."""
+"""Lazy imports of a package's public names, so that a light import does not load jax."""
 
 import ast
 import sys
@@ -12,10 +12,10 @@ from smallvit.common.extras import extra_of
 
 
 def lazy(package: str, file: str) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """`__getattr__` and `__dir__` for an `__init__.py` that imports its names under `if TYPE_CHECKING:`.
+    """Returns `__getattr__` and `__dir__` for an `__init__.py` that imports its names under `if TYPE_CHECKING:`.
 
-    Type checkers and editors read these imports; at run time each is done when its name is first used. Modules of
-    the package need no import of their own either: `smallvit.layers` works after `import smallvit`.
+    Type checkers and editors read these imports; at run time a name is imported on first use. Submodules are lazy too:
+    `smallvit.layers` works after `import smallvit`.
     """
     homes = {
         alias.asname or alias.name: node.module

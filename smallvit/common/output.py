@@ -1,4 +1,4 @@
-"""Standard output and error that may close: a long run outlives the terminal, or the pipe, that it was started in."""
+"""Standard output and error that may close: a long run can outlive the terminal or pipe that started it."""
 
 import os
 import sys
@@ -8,7 +8,7 @@ from typing import Any, TextIO
 
 
 class Lasting:
-    """A stream whose errors are nobody's concern: what cannot be written is dropped, from then on for good."""
+    """A stream that ignores write errors: after the first one, all output is dropped."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -27,7 +27,7 @@ class Lasting:
             self._drop()
 
     def _drop(self) -> None:
-        """What waits in the buffer has to go somewhere, or Python's own end fails on it."""
+        """Redirects the stream to the null device; else flushing its buffer fails when Python exits."""
         with suppress(OSError, ValueError):
             null = os.open(os.devnull, os.O_WRONLY)
             os.dup2(null, self._stream.fileno())
@@ -39,12 +39,12 @@ class Lasting:
 
 @contextmanager
 def lasting_output() -> Iterator[None]:
-    """While it lasts, printing never fails."""
+    """Within this context, printing never fails."""
     before = {}
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
-        if stream is None:  # it was closed from the start
-            stream = open(os.devnull, "w")  # noqa: SIM115, it stays: what prints later must not fail either
+        if stream is None:  # it was closed when the process started
+            stream = open(os.devnull, "w")  # noqa: SIM115, stays open: later prints must not fail
         before[name] = stream, Lasting(stream)
         setattr(sys, name, before[name][1])
     try:

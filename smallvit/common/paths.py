@@ -1,4 +1,4 @@
-"""Variables by path: {"params": {"head": {"bias": x}}} and {"params/head/bias": x}."""
+"""Conversion between nested variables, {"params": {"head": {"bias": x}}}, and flat ones, {"params/head/bias": x}."""
 
 from collections.abc import Mapping
 from typing import Any

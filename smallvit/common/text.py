@@ -1,4 +1,4 @@
-"""Text for people and files. Names come from anywhere; what is shown of them must be harmless."""
+"""Text for people and files. Names come from untrusted sources and are made safe to display."""
 
 import csv
 import io
@@ -7,16 +7,16 @@ from typing import Any
 
 
 def shown(text: str) -> str:
-    """Fit for a terminal, a page, a picture or JSON.
+    """Makes text safe for a terminal, a page, a picture or JSON.
 
-    What is no printable character becomes U+FFFD: bytes that are no UTF-8 (lone surrogates in Python), escape
-    sequences, line breaks, and marks that turn the direction of writing. Letters of all scripts stay.
+    Replaces every character that is not printable with U+FFFD: invalid UTF-8 bytes (lone surrogates in Python), escape
+    sequences, line breaks and marks that change the writing direction. Letters of all scripts are kept.
     """
     return text if text.isprintable() else "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text)
 
 
 def duration(seconds: float) -> str:
-    """5 s, 1 min 30 s, 2 h 05 min."""
+    """Formats a duration: 5 s, 1 min 30 s, 2 h 05 min."""
     seconds = max(round(seconds), 0)
     if seconds < 60:
         return f"{seconds} s"

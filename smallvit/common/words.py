@@ -1,10 +1,10 @@
-"""Words that a user may have mistyped."""
+"""Suggestions for mistyped words."""
 
 from collections.abc import Iterable
 from difflib import get_close_matches
 
 
 def did_you_mean(word: str, words: Iterable[str]) -> str:
-    """A hint such as ", did you mean 'train'?", or an empty string where no word is close."""
+    """Returns a hint such as ", did you mean 'train'?", or an empty string if no word is close."""
     close = get_close_matches(word, list(words))
     return f", did you mean {' or '.join(map(repr, close))}?" if close else ""

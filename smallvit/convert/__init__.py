@@ -1,4 +1,4 @@
-"""Weights of other zoos, by table."""
+"""Conversion of weights from other model zoos, one table per model."""
 
 from smallvit.convert.rules import Converted, Table, convert
 

@@ -1,7 +1,7 @@
 """The table for the Keras example's ViT (https://keras.io/examples/vision/vit_small_ds/), and its weight files.
 
-Keras numbers layers by kind in the order of their making, the first without a number, and keeps their arrays under
-numbers too: kernel then bias, scale then bias.
+Keras numbers the layers of a type in the order of their creation; the first has no number. It also numbers the arrays
+of a layer: kernel then bias, scale then bias.
 """
 
 import re
@@ -13,12 +13,12 @@ import numpy as np
 from smallvit.common.extras import need
 from smallvit.convert.rules import Kind, Shapes, Table
 
-# Keras shifts by where the content goes, we by where it is read: its copies are ours in this order.
+# Keras describes a shift by where the content moves to, we by where it is read from. This maps its copies to ours.
 _COPIES = (0, 4, 2, 3, 1)
 
 
 def table(depth: int) -> Table:
-    """Keras' names for a model of that many blocks."""
+    """The table for a model with `depth` blocks."""
     names: dict[str, tuple[str, Kind]] = {
         "shifted_patch_tokenization.projection": ("patches/dense", patches),
         "shifted_patch_tokenization.layer_norm": ("patches/norm", patches_norm),
@@ -51,10 +51,11 @@ def norm(leaf: str, array: np.ndarray, path: str, shapes: Shapes) -> dict[str, n
 
 
 def _our_copies(array: np.ndarray, path: str, shapes: Shapes) -> np.ndarray:
-    """The first axis runs over pixels, copies and channels; the copies are put in our order."""
+    """Reorders the shifted copies on the first axis, which runs over pixels, copies and channels."""
     if f"{path.rpartition('/')[0]}/norm/scale" not in shapes:
         return array  # plain patches
-    # Patches are square and copies five, so that 5 * channels is what is left of each pixel: try the usual channels.
+    # Patches are square and there are five copies, so each pixel has 5 * channels entries: try the usual numbers of
+    # channels.
     pixels = next(len(array) // (5 * c) for c in (3, 1, 4) if _is_square(len(array) / (5 * c)))
     rest = array.shape[1:]
     return array.reshape(pixels, 5, -1, *rest)[:, _COPIES].reshape(-1, *rest)
@@ -78,7 +79,7 @@ def positions(leaf: str, array: np.ndarray, path: str, shapes: Shapes) -> dict[s
 
 
 def heads_in(number: int) -> Kind:
-    """Queries, keys and values stand apart in Keras, as (dim, heads, dim_head), and in one kernel here."""
+    """Joins queries, keys and values, separate (dim, heads, dim_head) kernels in Keras, into one kernel."""
 
     def kind(leaf: str, array: np.ndarray, path: str, shapes: Shapes) -> dict[str, np.ndarray]:
         if leaf == "0":
@@ -93,12 +94,12 @@ def heads_out(leaf: str, array: np.ndarray, path: str, shapes: Shapes) -> dict[s
 
 
 def tau(leaf: str, array: np.ndarray, path: str, shapes: Shapes) -> dict[str, np.ndarray]:
-    """Keras divides by a temperature, we multiply."""
+    """Inverts the temperature: Keras divides by it, we multiply."""
     return {"temperature": 1 / array.reshape(1)}
 
 
 def read_h5(path: Path) -> dict[str, np.ndarray]:
-    """A `.weights.h5` file: "layers/dense_3/vars/0" is here "dense_3.0"."""
+    """Reads a `.weights.h5` file; "layers/dense_3/vars/0" becomes "dense_3.0"."""
     h5py = need("h5py", f"reading {path.name}")
     state: dict[str, np.ndarray] = {}
 
@@ -111,7 +112,7 @@ def read_h5(path: Path) -> dict[str, np.ndarray]:
         file.visititems(take)
     moments = {name.rpartition(".")[2]: array for name, array in state.items() if ".normalization." in f".{name}"}
     if moments:
-        _tell_normalization(path, moments["0"], moments["1"])
+        _warn_normalization(path, moments["0"], moments["1"])
     return {name: a for name, a in state.items() if not {"normalization", "seed_generator"} & set(name.split("."))}
 
 
@@ -121,15 +122,15 @@ _INNER |= {"query": "query_dense", "key": "key_dense", "value": "value_dense", "
 
 
 def read_saved_model(path: Path) -> dict[str, np.ndarray]:
-    """A SavedModel folder of Keras 2, under the names that Keras 3 would have given.
+    """Reads a SavedModel folder of Keras 2 and gives its arrays the names of Keras 3.
 
-    Its variables come in the order of the layers, which is what counts: the numbers in their names depend on what
-    else was made in that process, and a temperature, made outside of Keras, is just "Variable".
+    Only the order of the variables is reliable: it follows the layers. The numbers in the names depend on what else the
+    process created, and a temperature, created outside of Keras, is just called "Variable".
     """
     tensorflow = need("tensorflow", f"reading the SavedModel {path.name}")
     state: dict[str, np.ndarray] = {}
     moments: dict[str, np.ndarray] = {}
-    seen: dict[str, list[str]] = {}  # the layers of a kind, in their order
+    seen: dict[str, list[str]] = {}  # the layers of each type, in order
     for variable in tensorflow.saved_model.load(str(path)).variables:
         *layers_down, ending = variable.name.partition(":")[0].split("/")
         array = np.asarray(variable.numpy())
@@ -146,13 +147,13 @@ def read_saved_model(path: Path) -> dict[str, np.ndarray]:
             parts = [_INNER[_without_number(part)] for part in inner]
             state[".".join([_nth(kind, layers.index(layer)), *parts, _ENDINGS[ending]])] = array
     if moments:
-        _tell_normalization(path, moments["mean"], moments["variance"])
+        _warn_normalization(path, moments["mean"], moments["variance"])
     return state
 
 
-def _tell_normalization(path: Path, mean: np.ndarray, variance: np.ndarray) -> None:
+def _warn_normalization(path: Path, mean: np.ndarray, variance: np.ndarray) -> None:
     centre, width = (np.array2string(a.reshape(-1), precision=6, separator=", ") for a in (mean, np.sqrt(variance)))
-    warnings.warn(f"{path} normalises its images itself: give (image - {centre}) / {width}", stacklevel=4)
+    warnings.warn(f"{path} normalises images inside the model: pass in (image - {centre}) / {width}", stacklevel=4)
 
 
 def _without_number(name: str) -> str:

@@ -1,4 +1,4 @@
-"""Trained weights from elsewhere, fitted to a model: `load_weights(model, source)`."""
+"""Pretrained weights from files and hubs, fitted to a model: `load_weights(model, source)`."""
 
 import re
 import warnings
@@ -34,10 +34,10 @@ from smallvit.models import (
 from smallvit.ops import pair
 
 State = Mapping[str, np.ndarray]
-SAFE_TORCH = 2, 10  # `weights_only` had holes before
-FACTS = ("config.json", "preprocessor_config.json")  # beside the weights in a repository of a hub
+SAFE_TORCH = 2, 10  # earlier versions of `weights_only` had security holes
+FACTS = ("config.json", "preprocessor_config.json")  # files beside the weights in a hub repository
 
-# The tables that may fit a class, or what makes one from the model; the one that explains a file best is taken.
+# The candidate tables of each class, or functions that make one from the model. The best match for a file is used.
 TABLES: dict[type[Classifier], tuple[Table | Callable[[Any], Table], ...]] = {
     ViT: (timm.VIT, vit_pytorch.VIT, vit_pytorch.VIT_FOR_SMALL_DATASET, vit_pytorch.VIT_WITH_PATCH_MERGER),
     SimpleViT: (vit_pytorch.SIMPLE_VIT,),
@@ -56,15 +56,15 @@ TABLES: dict[type[Classifier], tuple[Table | Callable[[Any], Table], ...]] = {
 
 
 def load_weights(model: Classifier, source: str | Path, *, channels: int = 3) -> dict[str, Any]:
-    """The variables of `model`, from a file or a hub.
+    """Loads the variables of `model` from a file or a hub.
 
-    `source` is a .safetensors or .npz file, a .pth, .pt or .bin file (needs torch), a .h5 file (needs h5py) or a
-    SavedModel folder (needs tensorflow) of Keras, `timm:<name>` or `hf:<repository>` (needs huggingface_hub and a
-    network). Names and layouts of timm, transformers and vit-pytorch are recognised, and so are our own. Positions are
-    resampled to the model's image size, and a head for another number of classes starts afresh, with a warning;
-    anything else that is missing, left over or of another shape is listed in a ValueError.
+    `source` is a .safetensors or .npz file, a .pth, .pt or .bin file (needs torch), a Keras .h5 file (needs h5py) or
+    SavedModel folder (needs tensorflow), `timm:<name>` or `hf:<repository>` (both need huggingface_hub and network
+    access). The parameter names and layouts of timm, transformers, vit-pytorch and smallvit are recognised. Position
+    embeddings are resampled to the model's image size. A head for a different number of classes is newly initialised,
+    with a warning. Any other missing, unused or wrongly shaped array is listed in a ValueError.
     """
-    size = pair(model.image_size or 224)  # those that take any size have no parameters that depend on it
+    size = pair(model.image_size or 224)  # models that take any size have no parameters that depend on it
     shape = (*size, channels)
     arrays = fit_weights(model, read_state(source), shape, source)
     image = jnp.zeros((1, *shape), model.dtype)
@@ -72,37 +72,39 @@ def load_weights(model: Classifier, source: str | Path, *, channels: int = 3) ->
     if fresh := sorted(wanted.keys() - arrays.keys()):
         start = by_path(jax.jit(model.init)(jax.random.key(0), image))
         arrays |= {path: np.asarray(start[path]) for path in fresh}
-        warnings.warn(f"{source} has another head: {', '.join(fresh)} start afresh, train them first", stacklevel=2)
+        warnings.warn(
+            f"{source} has a different head: {', '.join(fresh)} are newly initialised; train them first", stacklevel=2
+        )
     return nested({path: jnp.asarray(array, wanted[path].dtype) for path, array in arrays.items()})
 
 
 def fit_weights(
     model: Classifier, state: State, shape: tuple[int, int, int], source: str | Path, *, head: bool = True
 ) -> dict[str, np.ndarray]:
-    """The arrays of `state` by our own paths, for images of `shape` (height, width, channels).
+    """Converts the arrays of `state` to our parameter paths, for images of `shape` (height, width, channels).
 
-    Tables that follow the grid are resampled. A head for another number of classes is left out, and without `head` any.
-    What else does not fit is listed in a ValueError, which calls the arrays `source`.
+    Tables that depend on the grid are resampled. A head for a different number of classes is left out, and so is any
+    head if `head` is false. Everything else that does not fit is listed in a ValueError that names `source`.
     """
     shapes, heads = variable_shapes(model, shape), head_paths(model, shape)
     arrays, left_over = _best_fit(model, state, shapes)
     arrays = {path: _resampled(path, array, shapes) for path, array in arrays.items()}
     fresh = {path for path in heads if not head or path not in arrays or arrays[path].shape != shapes[path]}
-    shapes = {path: each for path, each in shapes.items() if path not in fresh}
+    shapes = {path: shape for path, shape in shapes.items() if path not in fresh}
     arrays = {path: array for path, array in arrays.items() if path not in fresh}
 
     problems = {
         "missing": sorted(shapes.keys() - arrays.keys()),
-        "left over": left_over + sorted(arrays.keys() - shapes.keys()),
-        "of another shape": [
+        "unused": left_over + sorted(arrays.keys() - shapes.keys()),
+        "wrong shape": [
             f"{path} {arrays[path].shape} instead of {shape}"
             for path, shape in sorted(shapes.items())
             if path in arrays and arrays[path].shape != shape
         ],
     }
     if any(problems.values()):
-        lists = "; ".join(f"{what}: {_some(names)}" for what, names in problems.items() if names)
-        raise ValueError(f"{source} does not fit {type(model).__name__} with these fields: {lists}")
+        lists = "; ".join(f"{what}: {_shortened(names)}" for what, names in problems.items() if names)
+        raise ValueError(f"{source} does not fit {type(model).__name__} with its current fields: {lists}")
     return arrays
 
 
@@ -112,13 +114,13 @@ def variable_shapes(model: Classifier, shape: tuple[int, int, int]) -> dict[str,
 
 
 def head_paths(model: Classifier, shape: tuple[int, int, int]) -> set[str]:
-    """The parameters that are there for the classes: with one class more, they have another shape."""
-    mine, other = (variable_shapes(each, shape) for each in (model, model.clone(num_classes=model.num_classes + 1)))
+    """The parameters whose shape depends on the number of classes."""
+    mine, other = (variable_shapes(m, shape) for m in (model, model.clone(num_classes=model.num_classes + 1)))
     return {path for path, shape in mine.items() if other[path] != shape}
 
 
 def read_state(source: str | Path) -> State:
-    """The arrays of a file or of a hub's file, by the names they have there."""
+    """Reads the arrays of a file or hub repository, under their original names."""
     path = fetch(source)
     if path.is_dir():
         return keras.read_saved_model(path)
@@ -139,7 +141,7 @@ def read_state(source: str | Path) -> State:
 
 
 def fetch(source: str | Path) -> Path:
-    """The file or folder on this machine; one of a hub is downloaded, and its configuration beside it."""
+    """Returns the local file or folder; a hub repository is downloaded first, with its configuration files."""
     kind, _, name = str(source).partition(":")
     if kind in ("timm", "hf") and name:
         return _download(f"timm/{name}" if kind == "timm" and "/" not in name else name)
@@ -155,8 +157,8 @@ def _read_torch(path: Path) -> State:
     if release < SAFE_TORCH:
         needed = ".".join(map(str, SAFE_TORCH))
         raise ValueError(
-            f"reading {path.name} needs torch {needed} or later, this is {torch.__version__}: before, a file could run "
-            "code of its own; upgrade it, or give a .safetensors file"
+            f"reading {path.name} needs torch {needed} or later, this is {torch.__version__}: in older versions a "
+            "file could run code; upgrade torch, or give a .safetensors file"
         )
     state = torch.load(path, map_location="cpu", weights_only=True)
     for wrapper in ("state_dict", "model"):
@@ -168,22 +170,22 @@ def _download(repository: str) -> Path:
     hub = need("huggingface_hub", f"fetching {repository}")
     try:
         weights = _first_of(hub, repository, "model.safetensors", "pytorch_model.bin")
-    except Exception as error:  # the hub's many errors all mean that the file could not be had
+    except Exception as error:  # the hub's many error types all mean that the file is not available
         reason = first_line(error)
-        line = f"cannot fetch {repository} from the hub ({reason}): check name and network, or give a file"
-        raise ValueError(line) from None
+        message = f"cannot fetch {repository} from the hub ({reason}): check the name and the network, or give a file"
+        raise ValueError(message) from None
     for facts in FACTS:
-        with suppress(Exception):  # not every repository has them
+        with suppress(Exception):  # not every repository has these
             hub.hf_hub_download(repository, facts)
     return weights
 
 
 def _first_of(hub: Any, repository: str, name: str, pickled: str) -> Path:
-    """The file, or the pickled one where the hub says that there is no such file; not where it says nothing."""
+    """Downloads `name`, or `pickled` if the hub says that the repository has no file `name`."""
     try:
         return Path(hub.hf_hub_download(repository, name))
     except hub.errors.EntryNotFoundError as error:
-        if isinstance(error, hub.errors.LocalEntryNotFoundError):  # no network: there may be one
+        if isinstance(error, hub.errors.LocalEntryNotFoundError):  # no network: the file may exist
             raise
         return Path(hub.hf_hub_download(repository, pickled))
 
@@ -194,7 +196,7 @@ def _best_fit(model: Classifier, state: State, shapes: Mapping[str, tuple[int, .
     tables = next((TABLES[cls] for cls in type(model).__mro__ if cls in TABLES), ())
     fits = [convert(state, table(model) if callable(table) else table, shapes) for table in tables]
     if not fits:
-        raise ValueError(f"no other zoo's names are known for {type(model).__name__}: give a file with our own paths")
+        raise ValueError(f"no conversion table for {type(model).__name__}: give a file with smallvit's own paths")
     return min(fits, key=lambda fit: len(fit.left_over) + len(fit.arrays.keys() ^ shapes.keys()))
 
 
@@ -205,5 +207,5 @@ def _resampled(path: str, array: np.ndarray, shapes: Mapping[str, tuple[int, ...
     return np.asarray(resample_table(path, array, (*wanted[:2], *array.shape[2:])))
 
 
-def _some(names: list[str], most: int = 8) -> str:
-    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
+def _shortened(names: list[str], limit: int = 8) -> str:
+    return ", ".join(names[:limit]) + (f" and {len(names) - limit} more" if len(names) > limit else "")

@@ -1,10 +1,10 @@
-"""How one zoo's weights become ours: a table from module names to paths, and a kind for each that turns the arrays.
+"""Conversion of another zoo's weights: a table maps module names to our paths, and a kind converts their arrays.
 
-A table maps a module of the source, `blocks.{}.attn.qkv`, to a path of ours and a kind,
-`("block_{}/attention/qkv", dense)`; `{}` stands for a number and is carried over. A kind is called for each array of
-the module and returns what becomes of it, by the ending of our path; an entry without modules below it, such as
-`cls_token`, has the empty leaf. Where ours is one array and the source's are several, each gets the ending of its
-part, "kernel@0", "kernel@1", and they are joined on the last axis.
+A table maps a module of the source, such as `blocks.{}.attn.qkv`, to one of our paths and a kind,
+`("block_{}/attention/qkv", dense)`. `{}` stands for a number and is carried over. The kind is called for each array of
+the module and returns the converted arrays, keyed by the end of our path. An entry that is an array itself, such as
+`cls_token`, has an empty leaf. Where several source arrays form one of ours, each is keyed by its part, "kernel@0",
+"kernel@1", and the parts are concatenated on the last axis.
 """
 
 import re
@@ -13,18 +13,18 @@ from typing import NamedTuple
 
 import numpy as np
 
-Shapes = Mapping[str, tuple[int, ...]]  # of our parameters, by path
+Shapes = Mapping[str, tuple[int, ...]]  # shapes of our parameters, by path
 Kind = Callable[[str, np.ndarray, str, Shapes], dict[str, np.ndarray]]
 Table = Mapping[str, tuple[str, Kind]]
 
 
 class Converted(NamedTuple):
-    arrays: dict[str, np.ndarray]  # by our path, "params/..." or "batch_stats/..."
-    left_over: list[str]  # names of the source that no entry of the table takes
+    arrays: dict[str, np.ndarray]  # keyed by our path, "params/..." or "batch_stats/..."
+    left_over: list[str]  # source names that no entry of the table matches
 
 
 def convert(state: Mapping[str, np.ndarray], table: Table, shapes: Shapes) -> Converted:
-    """The source's arrays under our paths, and the names that found no place."""
+    """Converts the source's arrays to our paths and collects the names that match no entry."""
     patterns = {re.compile(re.escape(name).replace(r"\{\}", r"(\d+)")): entry for name, entry in table.items()}
     arrays, left_over = {}, []
     for name, array in state.items():
@@ -49,7 +49,7 @@ def _join_parts(arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
 
 
 def _join(path: str, end: str) -> str:
-    """A kind may leave params for another collection by an ending such as "batch_stats:mean"."""
+    """Joins path and ending; an ending such as "batch_stats:mean" moves the array to another collection."""
     collection, _, leaf = end.rpartition(":")
     path = f"{collection}/{path.removeprefix('params/')}" if collection else path
     return f"{path}/{leaf}" if leaf else path
@@ -60,7 +60,7 @@ def dense(leaf: str, array: np.ndarray, path: str, shapes: Shapes) -> dict[str, 
 
 
 def dense_part(number: int) -> Kind:
-    """One of the projections that ours makes in one, such as the first of keys and values."""
+    """One of several projections that we join into one, such as keys and values."""
     return lambda *given: {f"{end}@{number}": array for end, array in dense(*given).items()}
 
 
@@ -69,7 +69,7 @@ def norm(leaf: str, array: np.ndarray, path: str, shapes: Shapes) -> dict[str, n
 
 
 def patch_conv(leaf: str, array: np.ndarray, path: str, shapes: Shapes) -> dict[str, np.ndarray]:
-    """A convolution whose stride is its kernel is our Dense over flattened patches."""
+    """Converts a convolution with stride equal to kernel size to our Dense over flattened patches."""
     if leaf == "bias":
         return {"bias": array}
     return {"kernel": array.transpose(2, 3, 1, 0).reshape(-1, array.shape[0])}
@@ -80,21 +80,21 @@ def conv(leaf: str, array: np.ndarray, path: str, shapes: Shapes) -> dict[str, n
 
 
 def batch_norm(leaf: str, array: np.ndarray, path: str, shapes: Shapes) -> dict[str, np.ndarray]:
-    """Its running moments are no parameters, and the number of batches they were taken from is dropped."""
+    """Moves the running moments to `batch_stats` and drops the count of batches."""
     ends = {"weight": "scale", "running_mean": "batch_stats:mean", "running_var": "batch_stats:var"}
     return {} if leaf == "num_batches_tracked" else {ends.get(leaf, leaf): array}
 
 
 def same(leaf: str, array: np.ndarray, path: str, shapes: Shapes) -> dict[str, np.ndarray]:
-    """Taken over with its leading axes of length 1 dropped, as far as our shape asks for it."""
+    """Keeps the array, without the leading axes of length 1 that our shape does not have."""
     if not array.size:
-        return {}  # vit-pytorch's class token where there is none
+        return {}  # vit-pytorch's class token in a model without one
     wanted = shapes.get(path, array.shape)
     return {"": array.reshape(array.shape[max(array.ndim - len(wanted), 0) :])}
 
 
 def positions(leaf: str, array: np.ndarray, path: str, shapes: Shapes) -> dict[str, np.ndarray]:
-    """A row of positions is cut into those before the grid and the grid itself, square unless ours says otherwise."""
+    """Splits a row of positions into the prefix and the grid, which is square unless our shape says otherwise."""
     table, prefix = array.reshape(-1, array.shape[-1]), shapes.get(f"{path}/prefix", (0,))[0]
     h, w = shapes[f"{path}/grid"][:2]
     if prefix + h * w != len(table):
@@ -104,5 +104,5 @@ def positions(leaf: str, array: np.ndarray, path: str, shapes: Shapes) -> dict[s
 
 
 def position_planes(leaf: str, array: np.ndarray, path: str, shapes: Shapes) -> dict[str, np.ndarray]:
-    """Positions as an image, channels first."""
+    """Converts positions stored as a channels-first image."""
     return {"grid": array[0].transpose(1, 2, 0)}

@@ -45,7 +45,7 @@ VIT: Table = {
 
 
 def relative_bias(leaf: str, array: np.ndarray, path: str, shapes: Shapes) -> dict[str, np.ndarray]:
-    """A row of offsets becomes their grid, square unless ours says otherwise."""
+    """Reshapes a row of offsets to a grid, which is square unless our shape says otherwise."""
     h, w = shapes[path][:2]
     if h * w != len(array):
         h = w = round(len(array) ** 0.5)
@@ -53,7 +53,7 @@ def relative_bias(leaf: str, array: np.ndarray, path: str, shapes: Shapes) -> di
 
 
 def merged(kind: Kind) -> Kind:
-    """2 x 2 tokens stand side by side column by column there, row by row here."""
+    """Reorders the 2 x 2 merged tokens from timm's column-major to our row-major order."""
 
     def rows_first(leaf: str, array: np.ndarray, path: str, shapes: Shapes) -> dict[str, np.ndarray]:
         across_down = array.reshape(*array.shape[:-1], 2, 2, -1)
@@ -101,16 +101,16 @@ CAIT: Table = {
 
 
 def nest(dim_head: int = 32) -> Table:
-    """All published NesTs have heads of dimension 32."""
+    """The table for a NesT; all published ones have heads of dimension 32."""
 
     def heads_last(leaf: str, array: np.ndarray, path: str, shapes: Shapes) -> dict[str, np.ndarray]:
-        """Timm joins the heads with the head as the fastest axis, we with the head as the slowest."""
+        """Transposes the joined heads: the head is timm's fastest axis and our slowest."""
         if leaf == "bias":
             return {"bias": array}
         return {"kernel": rearrange(array, "k (d h) -> (h d) k", d=dim_head)}
 
     def block_positions(leaf: str, array: np.ndarray, path: str, shapes: Shapes) -> dict[str, np.ndarray]:
-        """Positions in each block become positions on the grid; timm's are square."""
+        """Converts positions per block to positions on the whole grid; timm's blocks are square."""
         blocks, tokens = (round(array.shape[axis] ** 0.5) for axis in (1, 2))
         return {"grid": rearrange(array, "1 (h w) (p q) d -> (h p) (w q) d", h=blocks, p=tokens)}
 
@@ -131,7 +131,7 @@ def nest(dim_head: int = 32) -> Table:
 
 
 def distance_bias(leaf: str, array: np.ndarray, path: str, shapes: Shapes) -> dict[str, np.ndarray]:
-    """A row of distances, for each head, becomes their grid, square unless ours says otherwise."""
+    """Reshapes each head's row of distances to a grid, which is square unless our shape says otherwise."""
     h, w = shapes[f"{path}/distances"][:2]
     if h * w != array.shape[1]:
         h = w = round(array.shape[1] ** 0.5)
@@ -170,7 +170,7 @@ LEVIT: Table = {
 
 
 def twins_out(leaf: str, array: np.ndarray, path: str, shapes: Shapes) -> dict[str, np.ndarray]:
-    """Local and global attention have one name there, two here."""
+    """Splits timm's one name for local and global attention into our two."""
     out = "window/out" if f"{path}/window/out/kernel" in shapes else "out"
     return {f"{out}/{end}": a for end, a in dense(leaf, array, path, shapes).items()}
 

@@ -7,12 +7,12 @@ from smallvit.convert.rules import Shapes, Table, conv, dense, norm, positions, 
 
 
 def log_temperature(leaf: str, array: np.ndarray, path: str, shapes: Shapes) -> dict[str, np.ndarray]:
-    """One logarithm a layer becomes one multiplier a head."""
+    """Converts one log temperature per layer to one multiplier per head."""
     return {"": np.broadcast_to(np.exp(array), shapes[path]).astype(array.dtype)}
 
 
 def dense_with_bias(leaf: str, array: np.ndarray, path: str, shapes: Shapes) -> dict[str, np.ndarray]:
-    """A projection without bias is ours with the bias at zero."""
+    """Adds a zero bias to a projection without one."""
     return {"kernel": array.T, "bias": np.zeros(array.shape[0], array.dtype)}
 
 
@@ -53,7 +53,7 @@ VIT_FOR_SMALL_DATASET: Table = {
     "mlp_head.1": ("head", dense),
 }
 
-# Its table of positions has one row too many, which it never reads.
+# Its position table has one extra row, which is never read.
 VIT_WITH_PATCH_MERGER: Table = {
     **_BLOCKS,
     **_NORMED_PATCHES,
@@ -88,7 +88,7 @@ DEEPVIT: Table = {
 
 
 def region_patches(leaf: str, array: np.ndarray, path: str, shapes: Shapes) -> dict[str, np.ndarray]:
-    """A 1 x 1 convolution over patches flattened with the channels slowest, of which there are 3."""
+    """Converts a 1 x 1 convolution over patches that are flattened with their 3 channels slowest."""
     if leaf == "bias":
         return {"bias": array}
     side = round((array.shape[1] / 3) ** 0.5)
@@ -96,20 +96,20 @@ def region_patches(leaf: str, array: np.ndarray, path: str, shapes: Shapes) -> d
 
 
 def region_and_local_norm(leaf: str, array: np.ndarray, path: str, shapes: Shapes) -> dict[str, np.ndarray]:
-    """Its one norm stands before both attentions, where the authors have two."""
+    """Copies the single norm before both attentions, where the authors have two."""
     return {
         f"{part}_norm/{end}": a for part in ("region", "local") for end, a in norm(leaf, array, path, shapes).items()
     }
 
 
 def bias_of_all_blocks(leaf: str, array: np.ndarray, path: str, shapes: Shapes) -> dict[str, np.ndarray]:
-    """Its one table a stage, columns slowest, where the authors have one a block."""
+    """Copies the stage's one bias table, columns slowest, to each block, where the authors have one per block."""
     ends = [end for i in range(len(shapes)) if f"{path}/{(end := f'block_{i}/local_attend/bias/grid')}" in shapes]
     side = round(len(array) ** 0.5)
     return {end: array.reshape(side, side, -1).swapaxes(0, 1) for end in ends}
 
 
-# As RegionViT(plain_downsample=True, qkv_bias=False, heads=4, dim_head=32, norm_eps=1e-5), without its 3 convolutions.
+# For RegionViT(plain_downsample=True, qkv_bias=False, heads=4, dim_head=32, norm_eps=1e-5), without its 3 convolutions.
 REGION_VIT: Table = {
     "local_encoder": ("locals", conv),
     "region_encoder.1": ("regions/dense", region_patches),

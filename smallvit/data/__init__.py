@@ -1,4 +1,4 @@
-"""Sources of images (a folder, arrays, known sets) and what they become; the order of the batches."""
+"""Image sources (folders, arrays, known data sets), the data sets they become, and the order of the batches."""
 
 from typing import TYPE_CHECKING
 

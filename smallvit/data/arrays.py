@@ -1,4 +1,4 @@
-"""Images that are in memory already, and `.npz` files of them."""
+"""Data sets from arrays in memory and `.npz` files."""
 
 import hashlib
 import zipfile
@@ -33,9 +33,9 @@ def from_arrays(
     mean_std: tuple[tuple[float, ...], tuple[float, ...]] | None = None,
     fold: Fold | None = None,
 ) -> Dataset:
-    """A data set of the splits that are `given`, train at least; the others are taken from train."""
+    """Makes a data set from the `given` splits, at least train; missing splits are taken from train."""
     numbered = {part: [f"{part}[{i}]" for i in range(len(split.labels))] for part, split in given.items()}
-    if fold is not None and "val" in given:  # the folds are dealt from both
+    if fold is not None and "val" in given:  # the folds are made of both
         both = given["train"], given["val"]
         joined = Labelled(np.concatenate([s.images for s in both]), np.concatenate([s.labels for s in both]))
         given = {"train": joined} | {part: split for part, split in given.items() if part == "test"}
@@ -78,9 +78,9 @@ def load_npz(
 
 
 def read_npz(path: Path) -> tuple[list[str], dict[str, Labelled]]:
-    """`images` and `labels`, or `train_images`, `train_labels` and so on for val and test; perhaps `classes`."""
+    """Reads `images` and `labels`, or `train_images`, `train_labels` and so on; and `classes` if it is there."""
     if not zipfile.is_zipfile(path):
-        raise ValueError(f"cannot read {path} as an .npz file: it is not what numpy.savez writes, or not all of it")
+        raise ValueError(f"cannot read {path} as an .npz file: it was not written by numpy.savez, or is incomplete")
     try:
         with np.load(path, allow_pickle=False) as stored:
             arrays = {name: stored[name] for name in stored.files if name in _NAMES}
@@ -129,7 +129,7 @@ def _checked_images(images: np.ndarray, where: str) -> UInt[np.ndarray, "n H W c
         raise ValueError(f"{where} have shape {images.shape}, not (n, H, W, c) with c up to {MAX_FRAMES}{hint}")
     if images.dtype.kind == "f":
         low, high = images.min(), images.max()
-        if not (low >= 0 and high <= 1):  # NaN is neither
+        if not (low >= 0 and high <= 1):  # false for NaN, too
             raise ValueError(f"{where} are {images.dtype} from {low} to {high}: floats must be in [0, 1]")
         images = np.round(images * 255).astype(np.uint8)
     if images.dtype not in (np.uint8, np.uint16):
@@ -141,7 +141,7 @@ def _checked_labels(labels: np.ndarray, where: str) -> Int32[np.ndarray, "n"]:
     if labels.ndim == 2 and labels.shape[1] == 1:
         labels = labels[:, 0]
     if labels.ndim != 1:
-        raise ValueError(f"{where} have shape {labels.shape}, not (n,): one class number for each image")
+        raise ValueError(f"{where} have shape {labels.shape}, not (n,): one class number per image")
     if labels.dtype.kind not in "iu":
         raise ValueError(f"{where} are {labels.dtype}: they must be integers, class numbers from 0")
     if len(labels) and (labels.min() < 0 or labels.max() > np.iinfo(np.int32).max):
@@ -151,7 +151,7 @@ def _checked_labels(labels: np.ndarray, where: str) -> Int32[np.ndarray, "n"]:
 
 def _checked_classes(classes: np.ndarray | None, highest: int, n: int, path: Path) -> list[str]:
     if classes is None:
-        if highest >= n:  # hardly a class number, and too many names to make up
+        if highest >= n:  # probably not a class number, and too many classes to name
             raise ValueError(f"{path} has {n} images but the label {highest}: labels must be class numbers from 0")
         names = [str(label) for label in range(highest + 1)]
     elif classes.ndim != 1 or classes.dtype.kind not in "US":
@@ -159,7 +159,7 @@ def _checked_classes(classes: np.ndarray | None, highest: int, n: int, path: Pat
     else:
         names = [name.decode() if isinstance(name, bytes) else str(name) for name in classes.tolist()]
     if len(set(names)) != len(names) or len(names) < 2:
-        raise ValueError(f"{path} has {len(set(names))} different names for {len(names)} classes: it needs 2 at least")
+        raise ValueError(f"{path} has {len(set(names))} different names for {len(names)} classes: it needs at least 2")
     if highest >= len(names):
         raise ValueError(f"{path} has the label {highest} but only {len(names)} classes: labels start at 0")
     return names
@@ -168,7 +168,7 @@ def _checked_classes(classes: np.ndarray | None, highest: int, n: int, path: Pat
 def resized(images: UInt[np.ndarray, "n H W c"], size: tuple[int, int], fit: Fit) -> UInt[np.ndarray, "n h w c"]:
     if images.shape[1:3] == size:
         return images
-    # One after the other: measured on 28 pixels, threads that each do so little take longer.
+    # No threads: measured on images of 28 pixels, they are slower, since each has too little work.
     resized = np.empty((len(images), *size, images.shape[3]), images.dtype)
     for i, image in enumerate(images):
         resized[i] = fit_pixels(image, size, fit)

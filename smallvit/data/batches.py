@@ -1,6 +1,6 @@
-"""The order of the images: one endless stream, one permutation an epoch, cut into batches of one size.
+"""The order of the images: one endless stream with one permutation per epoch, cut into batches of equal size.
 
-Any batch follows from the seed and its step alone, so a resumed run sees exactly what it would have seen.
+Each batch depends only on the seed and its step, so a resumed run sees exactly the batches it would have seen.
 """
 
 from collections.abc import Iterator
@@ -13,14 +13,14 @@ from jaxtyping import Bool, Int64
 @lru_cache(maxsize=4)
 def order(seed: int, epoch: int, n: int) -> Int64[np.ndarray, "n"]:
     permutation = np.random.default_rng((seed, epoch)).permutation(n)
-    permutation.flags.writeable = False  # it is shared by all who ask for this epoch
+    permutation.flags.writeable = False  # shared by all callers
     return permutation
 
 
 def batch_indices(seed: int, step: int, batch_size: int, n: int, repeats: int = 1) -> Int64[np.ndarray, "b"]:
-    """The images of batch `step`, which may straddle two epochs: every epoch has every image, and no batch is short.
+    """Returns the indices of batch `step`; a batch may span two epochs, so all batches are full.
 
-    With `repeats`, each image stands that many times in a row, to be augmented differently each time
+    With `repeats`, each image appears that many times in a row and is augmented differently each time
     (https://arxiv.org/abs/1901.09335).
     """
     if min(batch_size, n, repeats) < 1 or step < 0:
@@ -31,7 +31,7 @@ def batch_indices(seed: int, step: int, batch_size: int, n: int, repeats: int = 
 
 
 def eval_batches(n: int, batch_size: int) -> Iterator[tuple[Int64[np.ndarray, "b"], Bool[np.ndarray, "b"]]]:
-    """Each image once and in order. The last batch is filled up with image 0, which the mask says not to count."""
+    """Yields each image once, in order; the last batch is padded with image 0, which the mask excludes."""
     if batch_size < 1:
         raise ValueError(f"batch_size={batch_size} must be at least 1")
     for start in range(0, n, batch_size):

@@ -1,4 +1,4 @@
-"""Decoded images on disk: made once, then memory-mapped, so that a large folder opens at once and fills no memory."""
+"""A cache of decoded images on disk, memory-mapped: a large folder opens at once and does not fill the memory."""
 
 import errno
 import hashlib
@@ -18,9 +18,9 @@ from smallvit.data.dataset import Fit
 from smallvit.data.decoding import Source, decode
 from smallvit.data.progress import in_threads
 
-VERSION = 1  # to be raised whenever `decode` makes other pixels of the same file
+VERSION = 1  # increase it whenever `decode` changes the pixels it makes of a file
 DAY = 86_400
-LIMIT = 50 * 10**9  # bytes of a cache folder; the entries that were used longest ago go first
+LIMIT = 50 * 10**9  # bytes, size limit of the cache folder; the least recently used entries are removed first
 
 
 def decoded(
@@ -31,11 +31,11 @@ def decoded(
     cache_dir: Path,
     depth: int = 8,
 ) -> UInt[np.ndarray, "n H W c"] | dict[int, str]:
-    """The images of the files, each given with a name for its content; or what is wrong with which of them.
+    """Decodes the files, each given with a hash of its content; or returns the errors by row.
 
-    Either answer is kept in the cache; an OSError is not, which says nothing about an image, and is raised. The name of
-    an entry is made of the contents, so it can be wrong only by damage, and two runs that write it at once write the
-    same.
+    Both results are cached. An OSError says nothing about the image: it is raised and not cached. The name of an entry
+    depends only on the contents, so an entry is wrong only if it is damaged, and runs that write it at the same time
+    write the same bytes.
     """
     contents = [content for _, content in files]
     settings = json.dumps([VERSION, size, channels, fit, contents, *([] if depth == 8 else [depth])])
@@ -47,7 +47,7 @@ def decoded(
         return images
     try:
         return {int(row): reason for row, reason in json.loads(unreadable_file.read_text()).items()}
-    except (OSError, ValueError, AttributeError):  # there is none, or it is damaged
+    except (OSError, ValueError, AttributeError):  # missing or damaged
         pass
 
     unreadable: dict[int, str] = {}
@@ -60,7 +60,7 @@ def decoded(
             try:
                 images[row] = decode(
                     files[row][0](), size, channels, fit, depth=depth
-                )  # the bytes that were hashed, in memory
+                )  # from memory: the bytes that were hashed
             except ValueError as error:
                 unreadable[row] = str(error)
 
@@ -80,20 +80,20 @@ def decoded(
 def _open(path: Path, shape: tuple[int, ...], dtype: np.dtype) -> UInt[np.ndarray, "n H W c"] | None:
     try:
         images = np.lib.format.open_memmap(path, mode="r")
-    except (OSError, ValueError):  # there is none, or it is torn
+    except (OSError, ValueError):  # missing or incomplete
         return None
     whole = path.stat().st_size == images.offset + images.nbytes
     if not (whole and images.shape == shape and images.dtype == dtype):
         return None
-    with suppress(OSError):  # it may be another user's
-        os.utime(path)  # so that it is not the next to be trimmed
+    with suppress(OSError):  # the file may belong to another user
+        os.utime(path)  # marks it as recently used
     return images
 
 
 def _make_room(cache_dir: Path, size: int) -> None:
     try:
         cache_dir.mkdir(parents=True, exist_ok=True)
-        for left in cache_dir.glob(".*.tmp"):  # by runs that were killed
+        for left in cache_dir.glob(".*.tmp"):  # from runs that were killed
             if time.time() - left.stat().st_mtime > DAY:
                 left.unlink(missing_ok=True)
         trim(cache_dir, LIMIT - size)
@@ -105,9 +105,9 @@ def _make_room(cache_dir: Path, size: int) -> None:
 
 
 def _reserve(path: Path) -> None:
-    """A memory map is written where there is no place for an error: a disk that fills up would kill the process."""
+    """Reserves the disk space: if the disk fills up while a memory map is written, the process is killed."""
     size = path.stat().st_size
-    if not hasattr(os, "posix_fallocate"):  # of Linux alone
+    if not hasattr(os, "posix_fallocate"):  # Linux only
         return
     with path.open("r+b") as file:
         try:
@@ -115,7 +115,7 @@ def _reserve(path: Path) -> None:
         except OSError as error:
             if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
                 raise _no_room(size, path.parent, shutil.disk_usage(path.parent).free) from None
-            if error.errno not in (errno.EINVAL, errno.EOPNOTSUPP):  # of a disk that cannot reserve
+            if error.errno not in (errno.EINVAL, errno.EOPNOTSUPP):  # a disk that cannot reserve space
                 raise
 
 

@@ -1,4 +1,4 @@
-"""What every source becomes: images, labels and class names in three splits, and how a file becomes an image."""
+"""The common form of every source: images, labels and class names in three splits, and the preprocessing."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -15,11 +15,9 @@ Policy = Literal["cifar10", "svhn", "imagenet"]
 
 @dataclass(frozen=True)
 class Split:
-    images: UInt[
-        np.ndarray, "n H W c"
-    ]  # uint8, or uint16 for a depth of 16; in memory or memory-mapped: index it, never copy it whole
+    images: UInt[np.ndarray, "n H W c"]  # uint8, or uint16 for a depth of 16; maybe memory-mapped: never copy it whole
     labels: Int32[np.ndarray, "n"]
-    names: Sequence[str]  # where each image came from: a path below the folder, or an index such as "train[17]"
+    names: Sequence[str]  # origin of each image: a path below the folder, or an index such as "train[17]"
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -27,18 +25,18 @@ class Split:
 
 @dataclass(frozen=True)
 class Preprocess:
-    """From a file to what the model sees. It is stored with the model, so that prediction does the same."""
+    """The steps from an image file to the model's input. Stored with the model, so that prediction uses the same."""
 
     size: tuple[int, int]  # height, width
-    channels: int  # 1 if every image is grey, else 3; others for stacks and arrays
+    channels: int  # 1 if all images are grey, else 3; other numbers for stacks and arrays
     fit: Fit
-    mean: tuple[float, ...]  # of pixels in [0, 1], one for each channel
+    mean: tuple[float, ...]  # of pixels in [0, 1], per channel
     std: tuple[float, ...]
-    depth: int = 8  # bits of a pixel's channel: 8 or 16
+    depth: int = 8  # bits per channel: 8 or 16
 
     @property
     def top(self) -> int:
-        """The highest value of a pixel."""
+        """The highest pixel value."""
         return 2**self.depth - 1
 
     @property
@@ -47,11 +45,11 @@ class Preprocess:
 
     @property
     def photographic(self) -> bool:
-        """Whether what is done to the colours of photographs can be done to these images."""
+        """Whether colour augmentations for photographs apply to these images."""
         return self.depth == 8 and self.channels in (1, 3)
 
     def normalise(self, images: Shaped[Array | np.ndarray, "*b H W c"]) -> Float32[Array | np.ndarray, "*b H W c"]:
-        # Of the images' own rank, since jax may be told to refuse to add axes.
+        # With the rank of the images: jax may be configured to refuse rank promotion.
         shape = (1,) * (images.ndim - 1) + (self.channels,)
         mean = np.asarray(self.mean, np.float32).reshape(shape)
         std = np.asarray(self.std, np.float32).reshape(shape)
@@ -60,14 +58,14 @@ class Preprocess:
     def to_json(self) -> dict[str, Any]:
         stored = {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()}
         if self.depth == 8:
-            del stored["depth"]  # as in models from before there was another
+            del stored["depth"]  # as in models saved before the field existed
         return stored
 
     @classmethod
     def from_json(cls, stored: Mapping[str, Any]) -> "Preprocess":
         names = [field.name for field in fields(cls)]
         if sorted({**stored, "depth": 8}) != sorted(names):
-            raise ValueError(f"a stored preprocessing has the fields {', '.join(names)}, not {', '.join(stored)}")
+            raise ValueError(f"stored preprocessing must have the fields {', '.join(names)}, not {', '.join(stored)}")
         size, channels, fit, mean, std, depth = ({"depth": 8, **stored}[name] for name in names)
         if not (_is_list(size, int, 2) and all(1 <= side <= 4096 for side in size)):
             raise ValueError(f"size={size!r:.60} must be height and width, from 1 to 4096")
@@ -77,7 +75,7 @@ class Preprocess:
             raise ValueError(f"fit={fit!r:.60} must be one of {', '.join(get_args(Fit))}")
         for name, values in (("mean", mean), ("std", std)):
             if not (_is_list(values, int | float, channels) and all(abs(value) < math.inf for value in values)):
-                raise ValueError(f"{name}={values!r:.60} must be a finite number for each channel ({channels})")
+                raise ValueError(f"{name}={values!r:.60} must be one finite number per channel ({channels})")
         if min(std) <= 0:
             raise ValueError(f"std={std!r:.60} must be above 0")
         if depth not in (8, 16):
@@ -86,7 +84,7 @@ class Preprocess:
 
 
 def _is_list(values: Any, kind: Any, number: int) -> bool:
-    """Whether it is a list of so many values of a kind; True is no number."""
+    """Whether `values` is a list of `number` values of this type; booleans are not numbers."""
     right = isinstance(values, list | tuple) and len(values) == number
     return right and all(isinstance(value, kind) and not isinstance(value, bool) for value in values)
 
@@ -99,10 +97,10 @@ class Dataset:
     val: Split
     test: Split | None
     preprocess: Preprocess
-    notes: tuple[str, ...]  # lines for the user: how it was split, what was skipped, duplicates across splits
-    policy: Policy = "imagenet"  # of AutoAugment, the one that was found on images like these
-    mirrors: bool = True  # whether an image and its mirror image are of the same class; digits and signs are not
-    given_test: Split | None = None  # that the data came with, where `test` is a fold of the other images
+    notes: tuple[str, ...]  # messages for the user: how the data was split, what was skipped, duplicates across splits
+    policy: Policy = "imagenet"  # AutoAugment policy found on similar images
+    mirrors: bool = True  # whether a mirrored image keeps its class; digits and signs do not
+    given_test: Split | None = None  # the test split of the source, if `test` is a fold of the other images
 
     @property
     def photographic(self) -> bool:
@@ -111,7 +109,7 @@ class Dataset:
     def with_validation_in_training(self) -> "Dataset":
         if self.test is None:
             raise ValueError(
-                f"{self.name} has no test images, which alone are held out with --all-images: leave that out"
+                f"{self.name} has no test images: --all-images holds out only these, so leave the option out"
             )
         parts = self.train, self.val
         train = Split(
@@ -119,11 +117,11 @@ class Dataset:
             np.concatenate([part.labels for part in parts]),
             [name for part in parts for name in part.names],
         )
-        note = f"the {len(self.val):,} images of validation are trained on too: only the test images are held out"
+        note = f"also training on the {len(self.val):,} validation images: only the test images are held out"
         return replace(self, train=train, notes=(*self.notes, note))
 
     def normalised(self, mean: tuple[float, ...], std: tuple[float, ...]) -> "Dataset":
-        """The same images with another normalisation; one for three channels makes grey images coloured ones."""
+        """The same images with another normalisation; one with three channels turns grey images into RGB."""
         channels = self.preprocess.channels
         if not len(mean) == len(std) in (channels, 3):
             raise ValueError(
@@ -133,7 +131,7 @@ class Dataset:
         preprocess = replace(self.preprocess, channels=len(mean), mean=tuple(mean), std=tuple(std))
         parts = {part: getattr(self, part) for part in ("train", "val", "test", "given_test")}
         if len(mean) != channels:
-            # A view: they may be memory-mapped.
+            # A view, since the images may be memory-mapped.
             parts = {
                 part: split and replace(split, images=np.broadcast_to(split.images, (*split.images.shape[:3], 3)))
                 for part, split in parts.items()

@@ -1,4 +1,4 @@
-"""One image file, whatever its kind, as an array of pixels of the size and depth asked for; safe on any bytes."""
+"""Decoding of one image file of any format to pixels of a given size and depth. Safe for untrusted bytes."""
 
 import io
 import warnings
@@ -11,11 +11,11 @@ import numpy as np
 from jaxtyping import Float32, UInt, UInt8, UInt16
 from PIL import Image, ImageOps, UnidentifiedImageError
 
-MAX_FRAMES = 64  # of a stack that are taken for channels
-MAX_PIXELS = 89_478_485  # where Pillow starts to suspect a decompression bomb
+MAX_FRAMES = 64  # of a stack, to be used as channels
+MAX_PIXELS = 89_478_485  # where Pillow's warnings of decompression bombs start
 
 Image.init()
-# EPS would be handed to Ghostscript, which runs the file as a program; the others are formats without a decoder.
+# Pillow passes EPS to Ghostscript, which runs the file as a program; the others are formats without a decoder.
 _NOT_READ = ("EPS", "WMF", "BUFR", "GRIB", "HDF5", "MPEG")
 FORMATS = sorted(set(Image.OPEN) - set(_NOT_READ), key=lambda kind: (kind not in ("JPEG", "PNG"), kind))  # usual first
 SUFFIXES = {suffix for suffix, kind in Image.registered_extensions().items() if kind in FORMATS}
@@ -25,13 +25,13 @@ Fit = Literal["crop", "pad"]
 Source = Path | io.BytesIO | io.BufferedReader
 _T = TypeVar("_T")
 
-# Pillow warns of large images; they are refused below. Once and for all: filters belong to the whole process, and a
-# lock around each `Image.open` would have all wait for the slowest.
+# Pillow warns of large images, which are refused below. The filter is set once, since filters are global to the process
+# and a lock around each `Image.open` would make all threads wait for the slowest.
 warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)
 
 
 class Bounded(io.BytesIO):
-    """Bytes that can be asked for only so often: some files make a parser read millions of empty parts."""
+    """Bytes with a limited number of reads: some files make a parser read millions of empty parts."""
 
     MOST = 50_000
 
@@ -57,14 +57,14 @@ class Header(NamedTuple):
 def decode(
     source: Source, size: tuple[int, int], channels: int, fit: Fit, formats: Sequence[str] = FORMATS, depth: int = 8
 ) -> UInt[np.ndarray, "H W c"]:
-    """The (first) image, upright and on white where it is transparent, with its aspect ratio kept.
+    """Decodes the (first) image of a file, upright, on white where it is transparent, keeping the aspect ratio.
 
-    "crop" takes the largest middle part of the right shape; "pad" takes everything and fills up with the image's mean
-    colour, which, unlike black, adds no edges that are stronger than the image's own. An image of the right size is
-    not touched. To a depth of 8, 16-bit images are scaled from the full range of their type. The frames of a TIFF stack
-    of grey images are its channels, if there are as many.
+    "crop" takes the largest central part of the right shape. "pad" keeps everything and fills the rest with the image's
+    mean colour, which, unlike black, adds no edges stronger than the image's own. An image of the right size is not
+    changed. For a depth of 8, 16-bit images are scaled from the full range of their type. The frames of a TIFF stack of
+    grey images are its channels if there are `channels` of them.
 
-    Raises ValueError, which names the file, for whatever cannot be read.
+    Raises a ValueError that names the file if it cannot be read.
     """
 
     def pixels(image: Image.Image) -> UInt[np.ndarray, "H W c"]:
@@ -74,12 +74,12 @@ def decode(
             return fit_pixels(np.stack([*_stack(image, frames, depth)], axis=-1), size, fit)
         if channels not in (1, 3):
             raise ValueError(f"it has {frames if frames > 1 else len(image.getbands())} channels, not {channels}")
-        enough = 2 * max(size)  # what a JPEG may be shrunk to while it is decoded, with a reserve for good resampling
+        enough = 2 * max(size)  # a JPEG may be shrunk to this while decoding; leaves a margin for good resampling
         if min(image.size) > enough:
             image.draft(None, tuple(side * enough // min(image.size) for side in image.size))  # type: ignore[arg-type]
         image.load()
         _refuse_bomb(image)
-        with suppress(Exception):  # broken EXIF data are no reason to refuse a sound image
+        with suppress(Exception):  # broken EXIF data is no reason to refuse a valid image
             image = ImageOps.exif_transpose(image)
         if depth == 8:
             return fit_image(_eight_bits(image, channels), size, fit)
@@ -89,11 +89,12 @@ def decode(
 
 
 def header(source: Source, formats: Sequence[str] = FORMATS) -> Header:
-    """What can be known of an image without decoding it: its size when upright, and whether it is grey."""
+    """Reads what is known without decoding: the size of the upright image, whether it is grey, and so on."""
 
     def read(image: Image.Image) -> Header:
         width, height = image.size
-        # Elsewhere Pillow would decode the image to find none; a TIFF's size is that of the upright image already.
+        # Without EXIF data, Pillow would decode the image to look for it; a TIFF's size is already that of the upright
+        # image.
         if "exif" in image.info and image.format != "TIFF":
             with suppress(Exception):
                 if image.getexif().get(_ORIENTATION) in (5, 6, 7, 8):
@@ -112,7 +113,7 @@ def fit_image(
     elif fit == "crop":
         fitted = ImageOps.fit(image, (width, height), Image.Resampling.BICUBIC)
     elif fit == "pad":
-        # As ImageOps.contain, but that a line of pixels stays one: 3000 x 1 would become 32 x 0.
+        # Like ImageOps.contain, but keeps at least one pixel: 3000 x 1 would become 32 x 0.
         scale = min(width / image.width, height / image.height)
         inside = (max(round(image.width * scale), 1), max(round(image.height * scale), 1))
         inner = image.resize(inside, Image.Resampling.BICUBIC)
@@ -124,7 +125,7 @@ def fit_image(
 
 
 def fit_pixels(pixels: UInt[np.ndarray, "H W c"], size: tuple[int, int], fit: Fit) -> UInt[np.ndarray, "h w c"]:
-    """The same of pixels that Pillow has no image for: of more bits or other channels, one after the other."""
+    """Does the same, channel by channel, for pixels that Pillow has no mode for: more bits or other channels."""
     if pixels.dtype == np.uint8 and pixels.shape[2] in (1, 3):
         return fit_image(Image.fromarray(pixels[..., 0] if pixels.shape[2] == 1 else pixels), size, fit)
     if pixels.shape[:2] == size:
@@ -142,13 +143,13 @@ def _with_image(source: Source, use: Callable[[Image.Image], _T], formats: Seque
             return use(image)
     except UnidentifiedImageError:
         reason = "it is not an image of a kind that Pillow reads"
-    except MemoryError:  # it says nothing about the image
+    except MemoryError:  # not the image's fault
         raise
     except FileNotFoundError:
         reason = "there is no such file"
     except (Image.DecompressionBombError, Image.DecompressionBombWarning):
         reason = f"it has more than {MAX_PIXELS:,} pixels"
-    except Exception as error:  # Pillow's readers raise almost anything on broken bytes
+    except Exception as error:  # Pillow's readers raise almost any exception on broken bytes
         reason = " ".join(str(error).split()) or type(error).__name__
     raise ValueError(f"cannot read {name}: {reason}")
 
@@ -170,7 +171,7 @@ def _is_deep(image: Image.Image) -> bool:
 
 
 def _frames(image: Image.Image) -> int:
-    """The number of frames that can be channels: those of a TIFF, all grey and of one size; else 1."""
+    """The number of frames to use as channels: those of a TIFF, if all are grey and of one size; else 1."""
     if image.format != "TIFF" or not (image.mode == "L" or _is_deep(image)):
         return 1
     kind, number = (image.mode, image.size), 1
@@ -182,7 +183,7 @@ def _frames(image: Image.Image) -> int:
             number += 1
     except EOFError:
         return number
-    except Exception:  # what is broken further on is no reason to refuse the first
+    except Exception:  # a broken later frame is no reason to refuse the first
         return 1
     finally:
         image.seek(0)
@@ -209,16 +210,17 @@ def _eight_bits(image: Image.Image, channels: int) -> Image.Image:
     if image.has_transparency_data:
         image = image.convert("RGBA")
         image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)
-    # First to RGB: some modes, such as CMYK, have no direct way to grey.
+    # Convert to RGB first: some modes, such as CMYK, have no direct conversion to grey.
     if image.mode not in ("1", "L"):
         image = image.convert("RGB")
     return image.convert("L" if channels == 1 else "RGB")
 
 
 def _scaled(values: np.ndarray, highest: int) -> UInt8[np.ndarray, "H W"] | UInt16[np.ndarray, "H W"]:
-    """To 8 or 16 bits from the range of 16 bits, or of [0, 1] or [0, 255] for floats; from its own range beyond those.
+    """Scales to 8 or 16 bits from the 16-bit range, or from [0, 1] or [0, 255] for floats.
 
-    Pillow hands out 16-bit images of some formats as 32 bits, where the type's own range would make them black.
+    Values outside of these ranges are scaled from their own minimum and maximum. The range of the type does not work:
+    Pillow opens some 16-bit formats as 32 bits, which would become black.
     """
     low, high = float(values.min()), float(values.max())
     if not (np.isfinite(low) and np.isfinite(high)):
@@ -230,7 +232,7 @@ def _scaled(values: np.ndarray, highest: int) -> UInt8[np.ndarray, "H W"] | UInt
         start, top = low, max(high - low, 1.0)
     scaled = np.empty(values.shape, np.uint8 if highest == 255 else np.uint16)
     rows = max(2**16 // max(values.shape[1], 1), 1)
-    for first in range(0, len(values), rows):  # in strips: the whole in 64 bits would take far more than the image
+    for first in range(0, len(values), rows):  # in strips: the whole image in 64 bits would take far more memory
         part = values[first : first + rows].astype(np.float64)
         scaled[first : first + rows] = np.round((part - start) / top * highest)
     return scaled

@@ -1,4 +1,4 @@
-"""The data set that comes with the package: 12,000 images of Fashion-MNIST, so that everything runs at once."""
+"""The data set in the package, 12,000 images of Fashion-MNIST: works without a download."""
 
 from importlib.resources import files
 
@@ -27,7 +27,7 @@ FASHION_CLASSES = (
 def load_embedded(
     *, image_size: tuple[int, int] | None = None, fit: Fit = "crop", seed: int = 0, fold: Fold | None = None
 ) -> Dataset:
-    """The sheet that tools/make_embedded.py wrote: 100 images a row, class by class, first train, then test."""
+    """Loads the sheet written by tools/make_embedded.py: 100 images per row, sorted by class, train then test."""
     with (files("smallvit.data") / "fashion_mnist_10k.png").open("rb") as file, Image.open(file) as sheet:
         images = np.asarray(sheet).reshape(120, 28, 100, 28).transpose(0, 2, 1, 3).reshape(12_000, 28, 28, 1)
     labels = np.arange(10, dtype=np.int32)

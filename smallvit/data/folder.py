@@ -1,4 +1,4 @@
-"""A folder of images: PATH/<class>/*, PATH/{train,val,test}/<class>/*, or images that a table lists."""
+"""A folder of images: PATH/<class>/*, PATH/{train,val,test}/<class>/*, or images listed in a table."""
 
 import errno
 import hashlib
@@ -22,7 +22,7 @@ from smallvit.data.near import near_notes
 from smallvit.data.progress import in_threads
 from smallvit.data.splits import GIVEN_TEST, Fold, Groups, choose_size, mean_and_std, split_rest
 
-WAITS = (0.2, 1.0)  # seconds, before a file is read again
+WAITS = (0.2, 1.0)  # seconds before each retry of a failed read
 
 
 class Listed(NamedTuple):
@@ -72,7 +72,7 @@ def load_folder(
         images = _decoded(rows, size, channels, depth, fit, cache_dir)
         if not isinstance(images, dict):
             break
-        # Sound at its beginning, broken further on. The split must not count it.
+        # The header is valid, but the rest is broken. Split again without it.
         unreadable += images.values()
         broken = {rows[row].path for row in images}
         found = [entry for entry in found if entry.path not in broken]
@@ -112,7 +112,7 @@ def load_folder(
 def load_test_folder(
     folder: Path, classes: Sequence[str], preprocess: Preprocess, cache_dir: Path
 ) -> tuple[str, Split, list[str]]:
-    """What to test a model of these classes on: test if there is one, else val, else train or all of the folder."""
+    """Loads images to test a model with these classes on: test if it exists, else val, else train or all."""
     part, top, files = list_to_test(folder)
     if not files:
         raise ValueError(f"{top} holds no images in class folders: expected {LAYOUT}")
@@ -134,21 +134,21 @@ def load_test_folder(
         unreadable += images.values()
         found = [entry for row, entry in enumerate(found) if row not in images]
     (why,) = _unreadable_note(folder, unreadable)
-    raise ValueError(f"{top} holds no images that can be read: {why}")
+    raise ValueError(f"{top} holds no readable images: {why}")
 
 
 def unknown_classes(where: str, unknown: Sequence[str], classes: Sequence[str]) -> ValueError:
-    rule = f"it knows {some(classes)}; name them alike, or leave others out"
+    rule = f"its classes are {some(classes)}; use the same names, or leave others out"
     return ValueError(f"{where} has classes that the model does not know: {some(unknown)}; {rule}")
 
 
 def _scan(entry: Listed) -> Found | str:
-    """The hash of the content and what the header says; or why the file cannot be used."""
+    """Reads the content hash and the header of a file, or returns why it cannot be used."""
     try:
         content = _read(entry.path)
         height, width, grey, deep, frames = header(_Bytes(content, entry.path))
     except OSError as error:
-        if error.errno not in (errno.EACCES, errno.EPERM, errno.ENOENT):  # of the disk or network, not of the file
+        if error.errno not in (errno.EACCES, errno.EPERM, errno.ENOENT):  # an error of disk or network, not the file
             raise ValueError(f"cannot read {entry.path}: {error.strerror}") from None
         return f"cannot read {entry.path}: {error.strerror}"
     except ValueError as error:
@@ -157,7 +157,7 @@ def _scan(entry: Listed) -> Found | str:
 
 
 class _Bytes(io.BytesIO):
-    """The content of a file, with its name."""
+    """The content of a file, with the file's name."""
 
     def __init__(self, content: bytes, path: Path) -> None:
         super().__init__(content)
@@ -169,7 +169,7 @@ def _hash(content: bytes) -> str:
 
 
 def _read(path: Path) -> bytes:
-    """Again after a moment where the disk or the network fails: such errors often pass."""
+    """Reads a file, with retries: errors of disks and networks are often temporary."""
     for wait in WAITS:
         try:
             return path.read_bytes()
@@ -181,10 +181,10 @@ def _read(path: Path) -> bytes:
 
 
 def _read_again(entry: Found) -> io.BytesIO:
-    """The very bytes that were hashed: others would be kept under a name that is not theirs."""
+    """Reads the same bytes that were hashed; other bytes would be cached under the wrong name."""
     content = _read(entry.path)
     if _hash(content) != entry.content:
-        raise OSError(errno.ESTALE, "it changed while the folder was read, start again when it is whole", entry.path)
+        raise OSError(errno.ESTALE, "it changed while the folder was read, start again when it is complete", entry.path)
     return _Bytes(content, entry.path)
 
 
@@ -201,12 +201,12 @@ def _decoded(
 
 
 def _kind(found: Sequence[Found]) -> tuple[int, int, list[str]]:
-    """Channels and bits of the images, and what to say if these are unusual."""
+    """The number of channels, the bits per channel, and notes about unusual ones."""
     depth = 16 if all(entry.deep for entry in found) else 8
     frames = {entry.frames for entry in found}
     notes = []
     if depth == 8 and any(entry.deep for entry in found):
-        notes.append(f"only {sum(entry.deep for entry in found):,} images have 16 bits: all are brought to 8")
+        notes.append(f"only {sum(entry.deep for entry in found):,} images have 16 bits: all are converted to 8")
     if len(frames) > 1:
         notes.append(f"TIFF stacks have from {min(frames)} to {max(frames)} frames: only the first one is used")
         frames = {1}
@@ -216,20 +216,22 @@ def _kind(found: Sequence[Found]) -> tuple[int, int, list[str]]:
     elif not all(entry.grey for entry in found):
         channels = 3
     if depth == 16:
-        notes.append("images have 16 bits, which are kept")
+        notes.append("images have 16 bits per channel, which are kept")
     return channels, depth, notes
 
 
 def _check(folder: Path, classes: Sequence[str], found: Sequence[Found], unreadable: Sequence[str]) -> None:
-    why = "".join(f" ({note})" for note in _unreadable_note(folder, unreadable))
+    skipped = "".join(f" ({note})" for note in _unreadable_note(folder, unreadable))
     if len(classes) < 2:
-        raise ValueError(f"{folder} has the only class {classes[0]!r}, there must be 2 at least: expected {LAYOUT}")
+        raise ValueError(f"{folder} has only the class {classes[0]!r}, at least 2 are needed: expected {LAYOUT}")
     counts = Counter(entry.label for entry in found if entry.part == "train")
-    # One to train on is enough where there are others to validate on.
-    least = 1 if any(entry.part == "val" for entry in found) else 2
-    if few := [f"{name!r} ({counts[label]})" for label, name in enumerate(classes) if counts[label] < least]:
-        images = f"{least} image{'s' * (least > 1)}{' in train' * any(entry.part != 'train' for entry in found)}"
-        raise ValueError(f"{folder} has classes with fewer than {images}: {some(few)}; add some or remove them{why}")
+    # One training image is enough if there are validation images.
+    minimum = 1 if any(entry.part == "val" for entry in found) else 2
+    if few := [f"{name!r} ({counts[label]})" for label, name in enumerate(classes) if counts[label] < minimum]:
+        images = f"{minimum} image{'s' * (minimum > 1)}{' in train' * any(entry.part != 'train' for entry in found)}"
+        raise ValueError(
+            f"{folder} has classes with fewer than {images}: {some(few)}; add some or remove them{skipped}"
+        )
 
 
 def _split(
@@ -288,13 +290,13 @@ def _name(folder: Path, entry: Found) -> str:
 
 
 def _equal_rows(parts: dict[str, list[Found]]) -> dict[str, set[int]]:
-    """In each split, the images that are also in train."""
+    """The rows of each split whose content is also in train."""
     trained = {entry.content for entry in parts["train"]}
     return {part: {row for row, e in enumerate(entries) if e.content in trained} for part, entries in parts.items()}
 
 
 def _duplicates(folder: Path, parts: dict[str, list[Found]]) -> list[str]:
-    """The same file in train and elsewhere makes results look better than they are; in two classes, worse."""
+    """Warns of equal files in train and another split, which inflate the score, and in two classes, which lower it."""
     trained = {entry.content: entry for entry in parts["train"]}
     notes = []
     for part, entries in parts.items():

@@ -1,4 +1,4 @@
-"""Known data sets, from the files that their authors publish: found where the user put them, or downloaded."""
+"""Known data sets, read from the files that their authors publish: found on disk or downloaded."""
 
 import gzip
 import hashlib
@@ -26,14 +26,14 @@ from smallvit.data.progress import progress_bar
 from smallvit.data.splits import GIVEN_TEST, Fold, split_rest
 
 DIGITS = tuple("0123456789")
-DEBIAN = {"fashion-mnist": Path("/usr/share/datasets/fashion-mnist")}  # of the package dataset-fashion-mnist
+DEBIAN = {"fashion-mnist": Path("/usr/share/datasets/fashion-mnist")}  # from the Debian package dataset-fashion-mnist
 
 
 class File(NamedTuple):
     name: str
     url: str
     md5: str
-    unpacked: str | None = None  # what may stand in the folder instead
+    unpacked: str | None = None  # accepted instead of the archive
 
 
 class Arrays(NamedTuple):
@@ -44,10 +44,10 @@ class Arrays(NamedTuple):
 
 class Known(NamedTuple):
     files: tuple[File, ...]
-    read: Callable[[list[Path]], Arrays] | None  # None: its images are files, in a zip archive
+    read: Callable[[list[Path]], Arrays] | None  # None: a zip archive of image files
     mean: tuple[float, ...]
     std: tuple[float, ...]
-    policy: Policy = "imagenet"  # this and the next as in Dataset
+    policy: Policy = "imagenet"  # as in Dataset, like the next field
     mirrors: bool = True
 
 
@@ -69,7 +69,7 @@ def load_known(
         classes, train, test = known.read(paths)
     except ValueError:
         raise
-    except Exception as error:  # tar, gzip and mat readers raise many things on damaged files
+    except Exception as error:  # tar, gzip and mat readers raise many exceptions on damaged files
         raise ValueError(f"cannot read {' or '.join(map(str, paths))}: {_one_line(error)}") from None
     for part, (_, labels) in (("train", train), ("test", test)):
         if not len(labels) or labels.min() < 0 or labels.max() >= len(classes):
@@ -88,7 +88,7 @@ def load_known(
 
 
 def _find(name: str, file: File, data_dir: Path) -> Path:
-    """The user's own file is taken as it is; a downloaded one must be what its authors published."""
+    """Finds the user's file, which is used as it is, or downloads it and checks its md5 sum."""
     folders = [data_dir / name, data_dir, *([DEBIAN[name]] if name in DEBIAN else [])]
     for folder in folders:
         for candidate in (file.name, file.unpacked):
@@ -122,25 +122,25 @@ def _one_line(error: Exception) -> str:
 
 
 def _members(archive: Path, folder: str, names: Iterable[str]) -> dict[str, bytes]:
-    """Files of a tar archive, or of the folder it was unpacked to. Nothing is ever unpacked."""
+    """Reads files of a tar archive without unpacking it, or of the folder that it was unpacked to."""
     wanted = {f"{folder}/{name}": name for name in names}
     if archive.is_dir():
-        found = {name: (archive / name).read_bytes() for name in wanted.values() if (archive / name).is_file()}
+        contents = {name: (archive / name).read_bytes() for name in wanted.values() if (archive / name).is_file()}
     else:
-        found = {}
+        contents = {}
         with tarfile.open(archive) as tar:
             for member in tar:
                 if member.isreg() and member.name in wanted and (stream := tar.extractfile(member)) is not None:
-                    found[wanted[member.name]] = stream.read()
-    if missing := [name for name in wanted.values() if name not in found]:
-        raise ValueError(f"{archive} has no {missing[0]}: it is not the official file, or not all of it")
-    return found
+                    contents[wanted[member.name]] = stream.read()
+    if missing := [name for name in wanted.values() if name not in contents]:
+        raise ValueError(f"{archive} has no {missing[0]}: it is not the official file, or is incomplete")
+    return contents
 
 
 def _read_cifar(
     paths: list[Path], *, folder: str, train: tuple[str, ...], test: str, names: str, label_bytes: int
 ) -> Arrays:
-    """Records of the label bytes (the last one counts) and 3,072 of the image, channel by channel."""
+    """Reads records of the label bytes (the last is the label) and 3,072 image bytes, channel by channel."""
     (archive,) = paths
     members = _members(archive, folder, (*train, test, names))
 
@@ -157,7 +157,7 @@ def _read_cifar(
 
 
 def _read_svhn(paths: list[Path]) -> Arrays:
-    import scipy.io  # here, for it takes long to import
+    import scipy.io  # slow to import
 
     def part(path: Path) -> Labelled:
         try:
@@ -165,7 +165,7 @@ def _read_svhn(paths: list[Path]) -> Arrays:
             images, labels = stored["X"], stored["y"].ravel()
             if images.dtype != np.uint8 or images.ndim != 4 or images.shape[2:] != (3, len(labels)):
                 raise ValueError(f"X is {images.dtype} of shape {images.shape}, and there are {len(labels)} labels")
-        except Exception as error:  # the reader raises almost anything on damaged files
+        except Exception as error:  # the reader raises almost any exception on damaged files
             raise ValueError(f"cannot read {path}: {_one_line(error)}") from None
         return Labelled(np.ascontiguousarray(images.transpose(3, 0, 1, 2)), (labels % 10).astype(np.int32))  # 10 is 0
 
@@ -174,16 +174,16 @@ def _read_svhn(paths: list[Path]) -> Arrays:
 
 
 def _read_idx(path: Path, dimensions: int) -> np.ndarray:
-    """A big-endian header (0, 0, 8 for bytes, the number of dimensions, each dimension), then the bytes."""
+    """Reads a big-endian header (0, 0, 8 for bytes, number of dimensions, each dimension), then the bytes."""
     try:
         content = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
         magic, *shape = struct.unpack_from(f">I{dimensions}I", content)
-    except Exception as error:  # not gzip, torn, or shorter than its header
+    except Exception as error:  # not gzip, truncated, or shorter than its header
         raise ValueError(f"cannot read {path}: {_one_line(error)}") from None
     data = np.frombuffer(content, np.uint8, offset=4 + 4 * dimensions)
     if magic != 0x0800 + dimensions:
         raise ValueError(
-            f"{path} starts with {magic:#010x}, not {0x0800 + dimensions:#010x}: it is another kind of file"
+            f"{path} starts with {magic:#010x}, not {0x0800 + dimensions:#010x}: it is not an IDX file of this kind"
         )
     if data.size != np.prod(shape, dtype=np.int64):
         raise ValueError(f"{path} says it holds {' x '.join(map(str, shape))} bytes, but holds {data.size}")
@@ -206,7 +206,7 @@ def _load_tiny_imagenet(
     try:
         with zipfile.ZipFile(archive) as zipped:
             classes, given = _list_tiny_imagenet(zipped)
-    except Exception as error:  # no zip file, a torn one, a missing member, lines of another form
+    except Exception as error:  # not a zip file, truncated, a missing member, unexpected lines
         raise ValueError(f"cannot read {archive}: {_one_line(error)}") from None
     labels = {part: np.array([entry.label for entry in entries], np.int32) for part, entries in given.items()}
     rows, note = split_rest(labels, classes, seed, (entry.content for entry in given["train"]), fold=fold)
@@ -221,7 +221,7 @@ def _load_tiny_imagenet(
         def open_member(member: str) -> BytesIO:
             try:
                 return BytesIO(zipped.read(member))
-            except OSError:  # of the disk: it says nothing about the image
+            except OSError:  # a disk error, not the image's fault
                 raise
             except Exception as error:  # a wrong checksum, damaged deflate data
                 raise ValueError(_one_line(error)) from None
@@ -258,7 +258,7 @@ class Member(NamedTuple):
 
 
 def _list_tiny_imagenet(zipped: zipfile.ZipFile) -> tuple[list[str], dict[str, list[Member]]]:
-    """Its val is the test split, as everywhere, since the labels of its test images were never published."""
+    """Lists the images. As usual, val is the test split: the labels of its test images are not public."""
     top = "tiny-imagenet-200"
 
     def lines(file: str) -> list[list[str]]:
@@ -372,7 +372,7 @@ KNOWN: Mapping[str, Known] = {
     ),
     "mnist": Known(
         _mnist_files(
-            "https://ossci-datasets.s3.amazonaws.com/mnist",  # the authors' own site no longer hands them out
+            "https://ossci-datasets.s3.amazonaws.com/mnist",  # no longer available from the authors' site
             "f68b3c2dcbeaaa9fbdd348bbdeb94873",
             "d53e105ee54ea40749a09fcbcd1e9432",
             "9fb629c4189551a2d022fa330f9573f3",

@@ -1,4 +1,4 @@
-"""Labelled images to test a model on, with the model's own class numbers and preprocessing."""
+"""Labelled images to evaluate a model on, with the model's class numbers and preprocessing."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ from smallvit.data.load import find_source, load_data
 @dataclass(frozen=True)
 class HeldOut:
     name: str
-    part: str  # test or val; or train, which is all there is of what is not split
+    part: str  # test or val; train if the source is not split
     split: Split
     notes: tuple[str, ...]
 
@@ -26,9 +26,9 @@ class HeldOut:
 def load_held_out(
     source: str | Path, classes: Sequence[str], preprocess: Preprocess, *, data_dir: str | Path | None = None
 ) -> HeldOut:
-    """The test images of anything that `load_data` takes, or else the validation images, or else all.
+    """Loads the test images of any source of `load_data`, or else its validation images, or else all images.
 
-    A class may have any number of images, since nothing is trained; it is known by its name.
+    Classes are matched by name. A class may have any number of images, since nothing is trained.
     """
     kind, path = find_source(source)
     if kind == "folder":
@@ -47,7 +47,7 @@ def load_held_out(
 
 
 def held_out(data: Dataset, classes: Sequence[str], preprocess: Preprocess) -> HeldOut:
-    """The same of a data set that is loaded, of the size that the model takes."""
+    """Selects the same from a data set that is already loaded at the model's image size."""
     part, split = ("val", data.val) if data.test is None else ("test", data.test)
     images = _alike(split.images, preprocess, data.name)
     labels = _renumbered(split.labels, data.classes, classes, data.name)
@@ -64,7 +64,7 @@ def _renumbered(
 
 
 def _alike(images: UInt[np.ndarray, "n H W _"], preprocess: Preprocess, where: str) -> UInt[np.ndarray, "n H W c"]:
-    """With the channels and the depth that the model takes."""
+    """Converts images to the model's number of channels and depth."""
     channels, wanted = images.shape[3], preprocess.channels
     if images.dtype == np.uint8 and preprocess.depth == 16:
         images = images.astype(np.uint16) * 257

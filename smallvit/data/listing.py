@@ -1,4 +1,4 @@
-"""Which images a folder has, and of which class, split and group: by its folders, or by a table in it."""
+"""The images of a folder with their class, split and group, from the folder's structure or from a table in it."""
 
 import os
 import re
@@ -10,28 +10,28 @@ from smallvit.data.decoding import SUFFIXES
 from smallvit.data.table import LABEL, SPLIT_NAMES, Table, find_table, read_table
 
 LAYOUT = (
-    "one folder for each class, PATH/<class>/*.jpg, or PATH/{train,val,test}/<class>/*.jpg, "
+    "one folder per class, PATH/<class>/*.jpg, or PATH/{train,val,test}/<class>/*.jpg, "
     "or a table PATH/labels.csv with the columns file and label"
 )
-SHOWN = 3  # names in a note
+SHOWN = 3  # names per note
 
 
 class Named(NamedTuple):
     path: Path
     part: str
-    name: str  # of its class
-    group: str  # "" for none
+    name: str  # of the class
+    group: str  # "" if none
 
 
 class Listing(NamedTuple):
     classes: list[str]
     files: list[Named]
-    grouped_by: str | None  # the column of the table
+    grouped_by: str | None  # name of the table's column
     notes: list[str]
 
 
 def list_images(folder: Path, labels: Path | None, group: str | None) -> Listing:
-    """All files that look like images or are in the table, with their classes, and notes about the layout."""
+    """Lists all files that look like images or are in the table, with their classes, and notes on the layout."""
     tables, notes = _tables(folder, labels, group)
     if any(table.labelled for table in tables.values()):
         return _list_tables(folder, tables)
@@ -40,7 +40,7 @@ def list_images(folder: Path, labels: Path | None, group: str | None) -> Listing
     if not tables:
         return Listing(listing.classes, listing.files, None, notes)
     table = next(iter(tables.values()))
-    groups = {os.path.abspath(row.path): row.group for each in tables.values() for row in each.rows}
+    groups = {os.path.abspath(row.path): row.group for t in tables.values() for row in t.rows}
     files = [file._replace(group=groups.get(os.path.abspath(file.path), "")) for file in listing.files]
     if without := [file.path.name for file in files if not file.group]:
         notes.append(f"{count(without, 'image')} without a group in {table.path.name}: {some(without)}")
@@ -48,7 +48,7 @@ def list_images(folder: Path, labels: Path | None, group: str | None) -> Listing
 
 
 def _tables(folder: Path, labels: Path | None, group: str | None) -> tuple[dict[str, Table], list[str]]:
-    """The table by the split that it is for, which is "" for one of all splits; and what to say about it."""
+    """The table of each split, or of all splits under the key "", and notes about them."""
     if labels is not None:
         path = labels if labels.exists() or not (folder / labels).exists() else folder / labels
         return {"": read_table(path, folder, group)}, []
@@ -64,15 +64,15 @@ def _tables(folder: Path, labels: Path | None, group: str | None) -> tuple[dict[
                     raise
                 return {}, [f"{path.name} is not used: {error}"]
             tables = {} if table.labelled else {"": table}
-            rule = f"the class folders are; --labels {path} takes the table instead"
+            rule = f"the class folders are; use --labels {path} to use the table"
             notes = [f"{path.name} is not used, {rule}"] if table.labelled else []
     elif (path := find_table(folder)) is not None:
         tables, notes = {"": read_table(path, folder, group)}, []
     else:
-        found = {part: path for part, top in parts.items() if (path := find_table(top)) is not None}
-        tables, notes = {part: read_table(path, parts[part], group) for part, path in found.items()}, []
+        paths = {part: path for part, top in parts.items() if (path := find_table(top)) is not None}
+        tables, notes = {part: read_table(path, parts[part], group) for part, path in paths.items()}, []
     if group is not None and not tables:
-        raise ValueError(f"the column {group!r} of groups needs a table: give one with --labels, or as labels.csv")
+        raise ValueError(f"the group column {group!r} needs a table: give one with --labels, or add a labels.csv")
     return tables, notes
 
 
@@ -82,10 +82,10 @@ def _list_tables(folder: Path, tables: dict[str, Table]) -> Listing:
     names = some([str(path.relative_to(folder) if path.is_relative_to(folder) else path) for path in paths])
     present = {part: {file.name for file in files if file.part == part} for part in ("train", "val", "test")}
     if not present["train"]:
-        raise ValueError(f"{names} of {folder} has no images to train on: the split of some must be train")
+        raise ValueError(f"{names} of {folder} has no images to train on: some must have the split train")
     for part, classes in present.items():
         if unknown := sorted(classes - present["train"], key=natural):
-            raise ValueError(f"{names} of {folder} has classes in {part} that train has not: {some(unknown)}")
+            raise ValueError(f"{names} of {folder} has classes in {part} that are not in train: {some(unknown)}")
     notes = [f"labels of {names}"]
     listed = {os.path.abspath(file.path) for file in files}
     if ignored := [path.name for path in images_below(folder) if os.path.abspath(path) not in listed]:
@@ -95,16 +95,16 @@ def _list_tables(folder: Path, tables: dict[str, Table]) -> Listing:
 
 
 def _rows(table: Table, part: str) -> list[Named]:
-    """The files of a table, which may be that of a split."""
+    """The files of a table; `part` is its split, or "" if the table is for all splits."""
     if not table.labelled:
         raise ValueError(f"{table.path} has no column with the labels, named {' or '.join(LABEL)}")
-    # Where the table has no splits, its folders may tell: train/0.png, test/1.png.
+    # Without a split column, the top folders may name the splits: train/0.png, test/1.png.
     tops = [os.path.relpath(row.path, table.path.parent).split(os.sep)[0].lower() for row in table.rows]
     tops = [SPLIT_NAMES.get(top, "") for top in tops]
     tops = tops if "train" in tops and all(tops) else [""] * len(tops)
     for row in table.rows:
         if part and row.part and row.part != part:
-            raise ValueError(f"{table.path} has {row.path.name} in {row.part}, but lies in the folder of {part}")
+            raise ValueError(f"{table.path} has {row.path.name} in {row.part}, but is in the folder of {part}")
     return [
         Named(row.path, part or row.part or top or "train", row.label, row.group)
         for row, top in zip(table.rows, tops, strict=True)
@@ -112,7 +112,7 @@ def _rows(table: Table, part: str) -> list[Named]:
 
 
 def list_to_test(folder: Path) -> tuple[str, Path, list[Named]]:
-    """The split to test on (test if there is one, else val, else train), where it is, and its files."""
+    """The split to test on (test if it exists, else val, else train), its path, and its files."""
     folders = _folders(folder)
     parts = _parts(folder, folders)
     split = bool(parts) and (len(parts) == len(folders) or ("train" in parts and len(parts) > 1))
@@ -124,7 +124,7 @@ def list_to_test(folder: Path) -> tuple[str, Path, list[Named]]:
         files = _rows(table, part if split and path.parent == top else "")
         part = next(part for part in ("test", "val", "train") if any(file.part == part for file in files))
         return part, path, [file for file in files if file.part == part]
-    return part, top, [Named(file, part, each.name, "") for each in classes for file in images_below(each)]
+    return part, top, [Named(file, part, path.name, "") for path in classes for file in images_below(path)]
 
 
 def _list_folders(folder: Path) -> Listing:
@@ -141,21 +141,21 @@ def _list_folders(folder: Path) -> Listing:
     for part, path in parts.items():
         if flat := sum(_is_image(file) for file in path.iterdir()):
             if not names[part]:
-                raise ValueError(f"{path} has {flat} images that lie in no class folder: expected {LAYOUT}")
-            notes.append(f"ignored {flat} images in {path.name} that lie in no class folder")
+                raise ValueError(f"{path} has {flat} images outside of class folders: expected {LAYOUT}")
+            notes.append(f"ignored {flat} images in {path.name} outside of class folders")
         if unknown := sorted(set(names[part]) - set(classes), key=natural):
-            raise ValueError(f"{path} has classes that {parts['train']} has not: {some(unknown)}")
+            raise ValueError(f"{path} has classes that are not in {parts['train']}: {some(unknown)}")
 
-    closed: list[OSError] = []
+    errors: list[OSError] = []
     files = [
         Named(file, part, name, "")
         for part, path in parts.items()
         for name in classes
-        for file in images_below(path / name, closed.append)
+        for file in images_below(path / name, errors.append)
     ]
-    if closed:
-        names_of = [f"{os.path.relpath(error.filename, folder)} ({error.strerror})" for error in closed]
-        notes.append(f"warning: skipped {count(closed, 'folder')} that cannot be read: {some(names_of)}")
+    if errors:
+        names_of = [f"{os.path.relpath(error.filename, folder)} ({error.strerror})" for error in errors]
+        notes.append(f"warning: skipped {count(errors, 'folder')} that cannot be read: {some(names_of)}")
     if not files:
         raise ValueError(
             f"{folder} holds no images: expected {LAYOUT}, with files such as .jpg, .png, .webp, .bmp, .gif or .tif"
@@ -164,7 +164,7 @@ def _list_folders(folder: Path) -> Listing:
 
 
 def _split_folders(folder: Path) -> dict[str, Path]:
-    """The folders of the splits; none if those in the folder are classes."""
+    """The folders of the splits; empty if the subfolders are classes."""
     folders = _folders(folder)
     parts = _parts(folder, folders)
     if "train" in parts and len(parts) >= min(2, len(folders)):
@@ -175,7 +175,7 @@ def _split_folders(folder: Path) -> dict[str, Path]:
 
 
 def _parts(folder: Path, folders: Sequence[Path]) -> dict[str, Path]:
-    """Of these folders in it, those that are named like a split."""
+    """The folders that are named like a split."""
     parts: dict[str, Path] = {}
     for path in folders:
         if (part := SPLIT_NAMES.get(path.name.lower())) is None:
@@ -187,7 +187,7 @@ def _parts(folder: Path, folders: Sequence[Path]) -> dict[str, Path]:
 
 
 def _folders(path: Path) -> list[Path]:
-    ignored = (".", "__MACOSX", "@eaDir")  # of archives made on a Mac and of network drives
+    ignored = (".", "__MACOSX", "@eaDir")  # created by macOS archives and network drives
     try:
         folders = [entry for entry in path.iterdir() if entry.is_dir() and not entry.name.startswith(ignored)]
     except OSError as error:
@@ -200,7 +200,7 @@ def _refuse(error: OSError) -> None:
 
 
 def images_below(folder: Path, failed: Callable[[OSError], None] = _refuse) -> Iterable[Path]:
-    """In natural order; `failed` is told of folders that cannot be read."""
+    """Yields the images below a folder in natural order; calls `failed` for folders that cannot be read."""
     if not folder.is_dir():
         return
     for parent, folders, files in os.walk(folder, onerror=failed):
@@ -213,7 +213,7 @@ def _is_image(path: Path) -> bool:
 
 
 def natural(name: str) -> tuple[list[str | int], str]:
-    """A key to sort by: image2 stands before image10."""
+    """A sort key that orders numbers by value: image2 before image10."""
     return [int(word) if word.isdecimal() else word for word in re.split(r"(\d+)", name.casefold())], name
 
 

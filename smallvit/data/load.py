@@ -1,4 +1,4 @@
-"""Any source by its name or path."""
+"""`load_data`: a data set from any source, by name or path."""
 
 from pathlib import Path
 from typing import Literal, get_args
@@ -25,23 +25,25 @@ def load_data(
     group: str | None = None,
     fold: Fold | None = None,
 ) -> Dataset:
-    """A data set by its name, from a folder of images or from an `.npz` file.
+    """Loads a data set by name, from a folder of images or from an `.npz` file.
 
     Args:
-        source: None or "fashion-mnist-10k" is the set in the package; a known name such as "cifar10" is looked for in
-            `data_dir` and else downloaded; anything else is a path. A name that is also a folder here means the known
-            set: write "./cifar10", or any path with a slash, for the folder.
-        image_size: Height and width, or both in one. Without it, small images that are all of one size keep it, others
-            become 32, 64 or 96 pixels, the largest of those that at least half of them have.
-        fit: How images of another shape fit in: "crop" takes the middle, "pad" fills up with the mean colour.
-        seed: Which images are held out where the source is not split. Leave it when comparing runs.
-        data_dir: Where the files of known sets are; without it a folder in the user's cache.
-        cache_dir: Where decoded images are kept; without it a folder in the user's cache.
-        labels: A table of the images in a folder, a CSV file with the columns file and label and perhaps split and
-            group; without it labels.csv or metadata.csv in the folder, if that has no class folders.
-        group: The column of the table whose groups are not torn apart by a split, if it is not "group".
-        fold: (2, 5) is the second of five folds of all images but those of a test split of the source: the fold is the
-            test split, and validation images are taken from the others. The source's own become `given_test`.
+        source: None or "fashion-mnist-10k" is the data set in the package. A known name such as "cifar10" is looked up
+            in `data_dir` or else downloaded. Anything else is a path. If a folder has the name of a known data set,
+            the known set is loaded; use "./cifar10", or any path with a slash, for the folder.
+        image_size: Height and width, or one number for both. By default, small images that all have the same size keep
+            it. Others become 32, 64 or 96 pixels, the largest of these that at least half of the images reach.
+        fit: How images of a different aspect ratio are fitted: "crop" takes the centre, "pad" fills up with the mean
+            colour.
+        seed: Determines which images are held out if the source is not split. Keep it fixed when comparing runs.
+        data_dir: The folder with the files of known data sets. Defaults to a folder in the user's cache.
+        cache_dir: The folder for decoded images. Defaults to a folder in the user's cache.
+        labels: A CSV file that lists the images of a folder in the columns file and label, and optionally split and
+            group. Defaults to labels.csv or metadata.csv in the folder if it has no class folders.
+        group: The column of the table with groups that a split keeps together. Defaults to "group".
+        fold: (2, 5) is the second of five folds of all images except a test split of the source. The fold becomes the
+            test split, and the validation images are taken from the other folds. The source's test split becomes
+            `given_test`.
     """
     size = (image_size, image_size) if isinstance(image_size, int) else image_size
     if size is not None and min(size) < 1:
@@ -54,7 +56,7 @@ def load_data(
 
     kind, path = find_source(source)
     if kind != "folder" and (labels is not None or group is not None):
-        raise ValueError(f"labels and groups in a table are for a folder of images: {path} has labels of its own")
+        raise ValueError(f"a table of labels and groups needs a folder of images: {path} has its own labels")
     match kind, path:
         case "embedded", _:
             return load_embedded(image_size=size, fit=fit, seed=seed, fold=fold)
@@ -73,7 +75,7 @@ def load_data(
 
 
 def find_source(source: str | Path | None) -> tuple[Literal["embedded", "known", "folder", "npz"], Path]:
-    """What kind of source is meant, with its path or name; a ValueError if there is none."""
+    """The type of a source, with its path or name; a ValueError if it does not exist."""
     if source is None or source == NAME:
         return "embedded", Path(NAME)
     if source in KNOWN:
@@ -85,8 +87,8 @@ def find_source(source: str | Path | None) -> tuple[Literal["embedded", "known",
         if path.suffix.lower() != ".npz":
             raise ValueError(f"{path} is neither a folder of images nor an .npz file of images and labels")
         return "npz", path
-    beside = [each.name for each in path.parent.iterdir()] if path.parent.is_dir() else []
+    siblings = [entry.name for entry in path.parent.iterdir()] if path.parent.is_dir() else []
     names = [] if len(path.parts) > 1 or isinstance(source, Path) or path.suffix else [NAME, *KNOWN]
     known = f" Known data sets: {', '.join(names)}" if names else ""
-    hint = did_you_mean(path.name, [*beside, *names]) or ("." if known else "")
+    hint = did_you_mean(path.name, [*siblings, *names]) or ("." if known else "")
     raise ValueError(f"{path}: there is no such folder or file{hint}{known}")

@@ -1,4 +1,4 @@
-"""The classes of the two-dimensional sets of MedMNIST (https://medmnist.com), whose files hold numbers only."""
+"""Class names of the 2D data sets of MedMNIST (https://medmnist.com), whose files contain only numbers."""
 
 import re
 from pathlib import Path
@@ -66,6 +66,6 @@ SIDED = ("organamnist", "organcmnist", "organsmnist")  # a mirrored left kidney 
 
 
 def medmnist_name(path: Path) -> str | None:
-    """The set that a file such as pathmnist.npz or pathmnist_64.npz holds by its name."""
+    """The MedMNIST data set of a file named like pathmnist.npz or pathmnist_64.npz."""
     name = re.sub(r"_(64|128|224)$", "", path.stem.lower())
     return name if name in CLASSES else None

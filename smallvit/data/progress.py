@@ -1,4 +1,4 @@
-"""Work in threads, with a bar where somebody watches and one plain line where nobody does."""
+"""Work in threads, with a progress bar in a terminal and one plain line elsewhere."""
 
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -11,12 +11,12 @@ from rich.progress import BarColumn, DownloadColumn, MofNCompleteColumn, Progres
 T = TypeVar("T")
 R = TypeVar("R")
 
-CHUNK = 32  # so many in one go: a small image is decoded sooner than a thread is woken
+CHUNK = 32  # items per task: decoding a small image is faster than waking a thread
 
 
 @contextmanager
 def progress_bar(description: str, total: int | None, *, of_bytes: bool = False) -> Iterator[Callable[[int], None]]:
-    """Hands out a function that advances the bar."""
+    """Shows a progress bar and yields a function that advances it."""
     console = Console(stderr=True)
     if not console.is_terminal:
         console.print(description, highlight=False, markup=False, soft_wrap=True)
@@ -30,7 +30,7 @@ def progress_bar(description: str, total: int | None, *, of_bytes: bool = False)
 
 
 def in_threads(work: Callable[[T], R], items: Sequence[T], description: str) -> list[R]:
-    """[work(item) for item in items], in parallel: reading, hashing and Pillow's decoders let other threads run."""
+    """Maps `work` over the items in threads: reading, hashing and Pillow's decoders release the GIL."""
     chunks = [items[start : start + CHUNK] for start in range(0, len(items), CHUNK)]
     results: list[R] = []
     with progress_bar(description, len(items)) as advance, ThreadPoolExecutor() as pool:

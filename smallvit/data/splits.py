@@ -1,4 +1,4 @@
-"""Train, validation and test splits of what came without them, and the statistics of the pixels."""
+"""Train, validation and test splits of data that has none, and pixel statistics."""
 
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import NamedTuple
@@ -8,15 +8,15 @@ from jaxtyping import Int, Int64, UInt
 
 VAL_FRACTION = TEST_FRACTION = 0.1
 Contents = Iterable[Hashable]  # a hash of each image
-Fold = tuple[int, int]  # its number, from 1, and how many there are
-GIVEN_TEST = "given test"  # the test images that the data came with, where a fold is the test split
+Fold = tuple[int, int]  # number, from 1, and count
+GIVEN_TEST = "given test"  # the test split of the source, if a fold is the test split
 
 
 class Groups(NamedTuple):
-    """Images that must not be torn apart: of one patient, one video, one place."""
+    """Images that must stay in one split: of one patient, one video, one place."""
 
-    column: str  # its name in the table
-    names: Sequence[str]  # of each image; "" belongs to no group
+    column: str  # column name in the table
+    names: Sequence[str]  # per image; "" for no group
 
     def __str__(self) -> str:
         number = len({*self.names} - {""})
@@ -31,16 +31,16 @@ def stratified(
     contents: Contents,
     groups: Groups | None = None,
 ) -> list[Int64[np.ndarray, "_"]]:
-    """Indices of what is left to train on, then of each fraction, in every class alike.
+    """Splits the images by class; returns the indices to train on, then those of each fraction.
 
-    The first fraction has at least one image of each class, as has what is left. Images of equal content stay together,
-    but for a class that has no two different ones. Images of one group stay together always: a class may then be
-    missing in a fraction, and a fraction may be up to twice as large as asked for, or empty.
+    The first fraction and the training images have at least one image of each class. Images of equal content stay
+    together, unless a class has no two different ones. Images of a group always stay together: a class may then be
+    missing in a fraction, and a fraction may be empty or up to twice as large as requested.
     """
     first = _first_alike(labels, contents)
     block = first if groups is None else _joined(first, groups.names)
-    distinct = np.flatnonzero(first == np.arange(len(labels)))  # of equal images only one counts
-    sizes: dict[int, dict[int, int]] = {}  # images of each class, by the block's number
+    distinct = np.flatnonzero(first == np.arange(len(labels)))  # equal images count once
+    sizes: dict[int, dict[int, int]] = {}  # images per class, by block
     for number, label in zip(block[distinct].tolist(), labels[distinct].tolist(), strict=True):
         size = sizes.setdefault(number, {})
         size[label] = size.get(label, 0) + 1
@@ -64,11 +64,11 @@ def stratified(
         order += block[members[::-1]].tolist()
     blocks = list(dict.fromkeys(order))
 
-    part_of = np.zeros(len(labels), np.int64)  # of each block: 0 is to train on
+    part_of = np.zeros(len(labels), np.int64)  # per block: 0 is train
     have = [[0] * len(classes) for _ in fractions]
 
     def comes_nearer(number: int, part: int) -> bool:
-        """Whether the part, with this block, is no further from what is wanted."""
+        """Whether adding this block brings the part no further from the wanted counts."""
         further = 0
         for label, count in sizes[number].items():
             missing = wanted[part][label] - have[part][label]
@@ -90,21 +90,21 @@ def stratified(
                 hold_out(number, part)
                 break
     for label in range(len(classes)):
-        if have[0][label] == 0:  # its groups are large: the smallest of them, if it can be spared
+        if have[0][label] == 0:  # large groups: take the smallest one that can be spared
             free = [number for number in blocks if label in sizes[number] and part_of[number] == 0 and can_go(number)]
             if free:
                 hold_out(min(free, key=lambda number: sum(sizes[number].values())), 0)
     if not any(have[0]):
         raise ValueError(
-            f"no images can be held out to validate: each of the {groups} has all images of a class; "
-            "make smaller groups, or give a split"
+            f"no images can be held out for validation: each of the {groups} has all images of a class; "
+            "use smaller groups, or give a split"
         )
     parts = part_of[block]
     return [np.flatnonzero(parts == i) for i in range(1 + len(fractions))]
 
 
 def _first_alike(labels: Int[np.ndarray, "n"], contents: Contents) -> Int64[np.ndarray, "n"]:
-    """For each image the first one of the same content, or itself where its class would else have less than two."""
+    """The first image with the same content; each image is its own if its class would have fewer than two."""
     seen: dict[Hashable, int] = {}
     first = np.array([seen.setdefault(content, i) for i, content in enumerate(contents)], np.int64)
     itself = np.arange(len(labels))
@@ -115,7 +115,7 @@ def _first_alike(labels: Int[np.ndarray, "n"], contents: Contents) -> Int64[np.n
 
 
 def _joined(first: Int64[np.ndarray, "n"], groups: Sequence[str]) -> Int64[np.ndarray, "n"]:
-    """For each image the first one that a chain of equal contents and equal groups leads to."""
+    """The first image that is connected to each image by a chain of equal contents and equal groups."""
     parent = first.tolist()
 
     def root(i: int) -> int:
@@ -139,19 +139,20 @@ def deal_folds(
     contents: Contents,
     groups: Groups | None = None,
 ) -> Int64[np.ndarray, "n"]:
-    """The fold of each image, from 1: every class in all folds alike, images of equal content or of one group together.
+    """Assigns each image to a fold, numbered from 1, and balances the classes over the folds.
 
-    The largest blocks are dealt first, each to the fold in which the squares of the classes' shares then grow least.
+    Images of equal content or of one group stay together. Blocks are assigned from the largest to the smallest, each to
+    the fold where it increases the sum of the squared class shares least.
     """
     first = _first_alike(labels, contents)
     block = first if groups is None else _joined(first, groups.names)
     for label, name in enumerate(classes):
-        if (found := len(np.unique(block[labels == label]))) < number:
+        if (distinct := len(np.unique(block[labels == label]))) < number:
             what = "different images" if groups is None else f"different images or groups of `{groups.column}`"
             raise ValueError(
-                f"class {name!r} has {found} {what}, fewer than {number} folds: take fewer folds, or add some"
+                f"class {name!r} has {distinct} {what}, fewer than {number} folds: use fewer folds, or add images"
             )
-    sizes: dict[int, dict[int, int]] = {}  # images of each class, by the block's number
+    sizes: dict[int, dict[int, int]] = {}  # images per class, by block
     order = np.random.default_rng(seed).permutation(len(labels))
     for i, label in zip(block[order].tolist(), labels[order].tolist(), strict=True):
         size = sizes.setdefault(i, {})
@@ -159,7 +160,7 @@ def deal_folds(
 
     total = np.bincount(labels, minlength=len(classes))
     have, filled = np.zeros((number, len(classes))), np.zeros(number)
-    fold_of = np.zeros(len(labels), np.int64)  # of each block
+    fold_of = np.zeros(len(labels), np.int64)  # per block
     for i, size in sorted(sizes.items(), key=lambda item: (-sum(item[1].values()), min(item[1]))):
         present, counts = np.array([*size]), np.array([*size.values()])
         share = (have[:, present] / total[present]) @ counts
@@ -173,9 +174,9 @@ def deal_folds(
 def check_fold(fold: Fold) -> None:
     which, number = fold
     if number < 2:
-        raise ValueError(f"{number} fold{'s' * (number != 1)} cannot be trained on and tested: take at least 2")
+        raise ValueError(f"{number} fold{'s' * (number != 1)} cannot be both trained and tested on: use at least 2")
     if not 1 <= which <= number:
-        raise ValueError(f"fold {which} of {number} does not exist: they are numbered from 1")
+        raise ValueError(f"fold {which} of {number} does not exist: folds are numbered from 1")
 
 
 def _split_fold(
@@ -186,7 +187,7 @@ def _split_fold(
     groups: Groups | None,
     fold: Fold,
 ) -> tuple[Int64[np.ndarray, "_"], Int64[np.ndarray, "_"], Int64[np.ndarray, "_"]]:
-    """Indices to train on, to validate on, and of the fold. All folds must be possible, or none is."""
+    """The indices of train, validation and the fold. Fails if any fold is impossible."""
     check_fold(fold)
     which, number = fold
     contents = list(contents)
@@ -200,7 +201,7 @@ def _split_fold(
                 labels[rest], classes, (VAL_FRACTION,), seed, [contents[row] for row in rest], inside
             )
         except ValueError as error:
-            raise ValueError(f"without fold {i} of {number}, {error}; or take another number of folds") from None
+            raise ValueError(f"without fold {i} of {number}, {error}; or use another number of folds") from None
         parts.append((rest[train], rest[val], np.flatnonzero(fold_of == i)))
     return parts[which - 1]
 
@@ -213,10 +214,10 @@ def split_rest(
     groups: Groups | None = None,
     fold: Fold | None = None,
 ) -> tuple[dict[str, tuple[str, Int64[np.ndarray, "_"] | None]], str]:
-    """For each split, which given one it comes from and which rows of it (None: all); and a line that says so.
+    """Maps each split to the given split and the rows it is made of (None: all), with a line that describes it.
 
-    `contents` tells which images of train are alike, `groups` which of them belong together. A `fold` of train becomes
-    the test split, and a given one is kept apart.
+    `contents` identifies equal training images, `groups` those that belong together. A `fold` of train becomes the test
+    split, and a given test split is kept separately.
     """
     rows: dict[str, tuple[str, np.ndarray | None]]
     percent = f"{'about ' * (groups is not None)}{VAL_FRACTION:.0%}".replace("%", " %")
@@ -227,22 +228,27 @@ def split_rest(
         if "test" in given:
             rows[GIVEN_TEST] = ("test", None)
         how = (
-            f"fold {fold[0]} of {fold[1]} to test, {percent} of each class of the others to validate (seed {seed}){by}"
+            f"fold {fold[0]} of {fold[1]} for testing, {percent} of each class of the others for validation "
+            f"(seed {seed}){by}"
         )
     elif set(given) == {"train"}:
         train, val, test = stratified(given["train"], classes, (VAL_FRACTION, TEST_FRACTION), seed, contents, groups)
         rows = {"train": ("train", train), "val": ("train", val)}
-        how = f"not split, so {percent} of each class are held out to validate and as many to test (seed {seed}){by}"
+        how = (
+            f"not split, so {percent} of each class are held out for validation and as many for testing "
+            f"(seed {seed}){by}"
+        )
         if len(test):
             rows["test"] = ("train", test)
         else:
             how = (
-                f"not split, so {percent} of each class are held out to validate (seed {seed}), too few to test too{by}"
+                f"not split, so {percent} of each class are held out for validation (seed {seed}), "
+                f"too few for testing{by}"
             )
     elif "val" not in given:
         train, val = stratified(given["train"], classes, (VAL_FRACTION,), seed, contents, groups)
         rows = {"train": ("train", train), "val": ("train", val), "test": ("test", None)}
-        how = f"train and test as given, {percent} of each class of train held out to validate (seed {seed}){by}"
+        how = f"train and test as given, {percent} of each class of train held out for validation (seed {seed}){by}"
     else:
         rows = {part: (part, None) for part in ("train", "val", "test") if part in given}
         how = f"{' and '.join(rows) if len(rows) == 2 else 'train, val and test'} as given"
@@ -254,7 +260,7 @@ def split_rest(
 
 
 def choose_size(sizes: Iterable[tuple[int, int]], short_sides: Int[np.ndarray, "n"]) -> tuple[int, int]:
-    """The images' own size if they share a small one, else the largest usual size that most need not be enlarged to."""
+    """The images' own size if they share a small one, else the largest usual size that most of them reach."""
     first, *others = set(sizes)
     if not others and max(first) <= 64:
         return first
@@ -263,7 +269,7 @@ def choose_size(sizes: Iterable[tuple[int, int]], short_sides: Int[np.ndarray, "
 
 
 def mean_and_std(images: UInt[np.ndarray, "n H W c"]) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Of the pixels in [0, 1], one for each channel: exact, from counts of all levels, 256 or 65,536."""
+    """The mean and standard deviation per channel of pixels in [0, 1], exact, from a histogram of all levels."""
     channels, top = images.shape[-1], np.iinfo(images.dtype).max
     counts = np.zeros((channels, top + 1), np.int64)
     for start in range(0, len(images), 512):
@@ -274,5 +280,5 @@ def mean_and_std(images: UInt[np.ndarray, "n H W c"]) -> tuple[tuple[float, ...]
     weights = counts / counts.sum(axis=1, keepdims=True)
     means = weights @ values
     variances = (weights * (values - means[:, None]) ** 2).sum(axis=1)
-    # At least one grey level, or images of a single colour would divide by zero.
+    # At least one grey level: images of a single colour would divide by zero.
     return tuple(map(float, means)), tuple(float(max(std, 1 / top)) for std in np.sqrt(variances))

@@ -1,11 +1,11 @@
-"""Images of any depth and channels as pictures that people can look at."""
+"""Images of any depth and number of channels, converted for display."""
 
 import numpy as np
 from jaxtyping import UInt, UInt8
 
 
 def as_picture(image: UInt[np.ndarray, "H W c"]) -> UInt8[np.ndarray, "H W _"]:
-    """Grey or colour, 8 bits: the first three channels, or the first of two; 16 bits are stretched to what is there."""
+    """Converts to 8-bit grey or RGB: the first three channels, or the first of two; 16 bits are contrast-stretched."""
     channels = image.shape[-1]
     if channels not in (1, 3):
         image = image[..., :3] if channels > 3 else image[..., :1]

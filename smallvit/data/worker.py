@@ -1,7 +1,7 @@
-"""A process that decodes images for another: it takes their bytes on standard input and answers on standard output.
+"""A process that decodes images for a server: it reads their bytes from stdin and writes the results to stdout.
 
-It imports neither jax nor a model, takes little memory, and can be killed at any moment. Images that make a decoder
-hang, crash or ask for all memory end this process alone; see `smallvit.serving.decoders`.
+It imports neither jax nor a model, uses little memory and can be killed at any time. An image that makes a decoder
+hang, crash or exhaust memory ends only this process; see `smallvit.serving.decoders`.
 """
 
 import json
@@ -17,21 +17,21 @@ from smallvit.data.decoding import Bounded, decode, header
 
 try:
     import resource
-except ImportError:  # on Windows, where a process has no limits of this kind
+except ImportError:  # Windows has no such limits
     resource = None
 
-ASK = struct.Struct("<Q")  # bytes that follow
-ANSWER = struct.Struct("<BQ")  # what it is, bytes that follow: pixels or words
+ASK = struct.Struct("<Q")  # number of bytes that follow
+ANSWER = struct.Struct("<BQ")  # type of the answer, number of bytes that follow: pixels or a message
 PIXELS, BROKEN, LARGE, MEMORY, READY = range(5)
 
-BYTES = 16  # of memory that a pixel takes while it is decoded, at most: four of colour and opacity, in copies
-JPEG_BYTES = 8  # they are shrunk on the way, but progressive ones hold all their coefficients
+BYTES = 16  # peak memory per pixel during decoding: four bytes of colour and opacity, in copies
+JPEG_BYTES = 8  # JPEGs are shrunk while decoding, but progressive ones keep all their coefficients
 
 
 def main() -> None:
     options = json.loads(sys.argv[1])
     asked, answered = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # whatever a library prints is no answer
+    os.dup2(2, 1)  # a library's prints must not mix with the answers
     _limit(options["memory"])
     _write(answered, READY, b"")
     while len(start := asked.read(ASK.size)) == ASK.size:
@@ -57,8 +57,8 @@ def _write(answered: BinaryIO, kind: int, body: bytes) -> None:
 
 
 def _decode(content: bytes, options: dict[str, Any]) -> tuple[int, bytes]:
-    found = header(Bounded(content), options["kinds"])
-    pixels = found.height * found.width * found.frames
+    info = header(Bounded(content), options["kinds"])
+    pixels = info.height * info.width * info.frames
     if pixels > options["pixels"]:
         raise ValueError(f"it has {pixels:,} pixels, more than {options['pixels']:,}")
     if pixels * (JPEG_BYTES if content.startswith(b"\xff\xd8") else BYTES) > options["large"]:
@@ -69,11 +69,11 @@ def _decode(content: bytes, options: dict[str, Any]) -> tuple[int, bytes]:
 
 
 def _limit(memory: int) -> None:
-    """To so many bytes beyond those of the start, and to no byte of any file."""
+    """Limits the memory to `memory` bytes beyond the current use, and forbids writing files."""
     sys.dont_write_bytecode = True
     if resource is None:
         return
-    with suppress(OSError, ValueError):  # where there is no /proc the process is limited in time alone
+    with suppress(OSError, ValueError):  # without /proc, only the time is limited
         with open("/proc/self/statm") as file:
             taken = int(file.read().split()[0]) * resource.getpagesize()
         resource.setrlimit(resource.RLIMIT_AS, (taken + memory, taken + memory))
@@ -83,12 +83,12 @@ def _limit(memory: int) -> None:
 
 
 def _begin(seconds: float) -> None:
-    """The kernel ends the process that takes longer, whoever is left to notice: in processor time, or by the clock."""
+    """Makes the kernel end the process if it takes longer, in CPU time or wall time, even if its parent is gone."""
     if resource is not None:
         used = resource.getrusage(resource.RUSAGE_SELF)
         with suppress(OSError, ValueError):
-            most = math.ceil(used.ru_utime + used.ru_stime + seconds) + 1
-            resource.setrlimit(resource.RLIMIT_CPU, (most, resource.getrlimit(resource.RLIMIT_CPU)[1]))
+            limit = math.ceil(used.ru_utime + used.ru_stime + seconds) + 1
+            resource.setrlimit(resource.RLIMIT_CPU, (limit, resource.getrlimit(resource.RLIMIT_CPU)[1]))
         signal.setitimer(signal.ITIMER_REAL, 2 * seconds + 1)
 
 

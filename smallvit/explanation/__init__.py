@@ -1,6 +1,6 @@
-"""What a model looks at: attention maps, saliency, statistics of attention, receptive fields, and pictures of them.
+"""Explanations of a model: attention maps, saliency, attention statistics, receptive fields, and pictures of them.
 
-Nothing here knows an architecture by name. What its layers do is watched from outside, while it is applied.
+Nothing here knows an architecture by name: the layers are observed from outside while the model is applied.
 """
 
 from smallvit.explanation.field import ReceptiveField, receptive_field

@@ -1,4 +1,4 @@
-"""The part of the image that one token sees before the first block."""
+"""The receptive field of a token before the first block."""
 
 from dataclasses import dataclass
 from functools import partial
@@ -19,24 +19,25 @@ from smallvit.ops import Images
 class ReceptiveField:
     """The part of the image that one token sees before the first block."""
 
-    token: tuple[int, int]  # its row and column in the grid
+    token: tuple[int, int]  # row and column in the grid
     grid: tuple[int, int]
     heat: Float[np.ndarray, "H W"]  # how much the token depends on each pixel, from 0 to 1
-    measured: tuple[int, int]  # height and width of the area where it is not 0
-    theory: tuple[int, int] | None  # the patch, plus the shifts of SPT; None without patches
+    measured: tuple[int, int]  # height and width of the area where the heat is not 0
+    theory: tuple[int, int] | None  # the patch, plus the shifts of SPT; None for models without patches
 
 
 def receptive_field(
     model: Classifier, variables: Variables, images: Images, token: tuple[int, int] | None = None
 ) -> ReceptiveField:
-    """The receptive field of the central token, or of that at a row and column, averaged over the images.
+    """The receptive field of the central token, or of one at (row, column), averaged over the images.
 
-    The heat is the absolute gradient of the embedded token by the image, summed over channels and features.
+    The heat is the absolute gradient of the embedded token with respect to the image, summed over channels and
+    features.
     """
     seen = watch(model, variables, images)
     path = seen.embedding or next(iter(seen.parts), None)
     if path is None:
-        raise ValueError(f"{type(model).__name__} has no first layer that makes tokens")
+        raise ValueError(f"{type(model).__name__} has no layer that makes tokens")
     tokens = int(np.prod(seen.parts[path])) if path in seen.parts else int(np.prod(seen.grid or ()))
     prefix, grid = token_grid(tokens, seen.grid or (images.shape[1], images.shape[2]))
     row, column = token or (grid[0] // 2, grid[1] // 2)
@@ -60,7 +61,7 @@ def _reach(model: Classifier, path: str, index: int, variables: Variables, image
             return out
 
         with nn.intercept_methods(keep):
-            model.apply(variables, images)  # what comes after the token is not computed
+            model.apply(variables, images)  # later layers are removed as dead code
         return kept[path].reshape(images.shape[0], -1, kept[path].shape[-1])[:, index]
 
     out, pull = jax.vjp(token, jnp.asarray(images))

@@ -20,11 +20,11 @@ from smallvit.ops import Images
 def saliency(
     model: Classifier, variables: Variables, images: Images, target: Integer[np.ndarray, " b"] | int | None = None
 ) -> Float[np.ndarray, "b H W"]:
-    """How much each place matters for the answer, from 0 to 1 in each image: a block of pixels for each token.
+    """How much each place matters for the prediction, from 0 to 1 in each image, as one block of pixels per token.
 
-    Attention rollout where all tokens read all tokens throughout; else Grad-CAM (https://arxiv.org/abs/1610.02391) on
-    the last grid of tokens that the answer depends on, for the class `target`, or the predicted one. Rollout has no
-    class: it says what the model read.
+    Uses attention rollout if every layer has global attention, else Grad-CAM (https://arxiv.org/abs/1610.02391) on the
+    last grid of tokens that the prediction depends on, for the class `target` or the predicted one. Rollout is not
+    specific to a class: it shows what the model attends to.
     """
     seen = watch(model, variables, images)
     size = images.shape[1], images.shape[2]
@@ -40,10 +40,10 @@ def saliency(
 
 
 def rollout(maps: Sequence[Float[np.ndarray, "b _ n n"]], prefix: int) -> Float[np.ndarray, "b g"]:
-    """How much of each token of the grid reaches the answer (https://arxiv.org/abs/2005.00928).
+    """How much each token of the grid contributes to the prediction (https://arxiv.org/abs/2005.00928).
 
-    A block passes on half of what its attention reads, averaged over heads, and half of the token itself. The answer
-    is read from the class token if there is one, `prefix=1`, else from the average of all.
+    Each block passes on half of what its attention reads, averaged over heads, and half of the token itself. The
+    prediction is read from the class token if there is one, `prefix=1`, else from the mean of all tokens.
     """
     total = np.eye(maps[0].shape[-1], dtype=np.float32)[None]
     for layer in maps:
@@ -54,7 +54,10 @@ def rollout(maps: Sequence[Float[np.ndarray, "b _ n n"]], prefix: int) -> Float[
 
 
 def _layers(maps: dict[str, np.ndarray], tokens: int) -> list[Float[np.ndarray, "b 1 n n"]]:
-    """For rollout: one map of all tokens per block. Branches are averaged; idle tokens attend to themselves."""
+    """Prepares maps for rollout: one map of all tokens per block.
+
+    Branches are averaged; tokens that a block does not update attend to themselves.
+    """
     blocks: dict[str, list[np.ndarray]] = {}
     for path, p in maps.items():
         blocks.setdefault(path.split("/")[0], []).append(p.mean(axis=1))
@@ -72,7 +75,9 @@ def _grad_cam(
     model: Classifier, variables: Variables, images: Images, target: np.ndarray | int | None, seen: Seen
 ) -> Float[Array, "b h w"]:
     if not model.num_classes:
-        raise ValueError("num_classes=0: a model without a head has no answer to explain; create it with its classes")
+        raise ValueError(
+            "num_classes=0: a model without a head has no prediction to explain; create it with its classes"
+        )
     wanted = np.broadcast_to(np.asarray(-1 if target is None else target, np.int32), images.shape[:1])
     if target is not None and not ((wanted >= 0) & (wanted < model.num_classes)).all():
         raise ValueError(f"target {target} must be a class, from 0 to {model.num_classes - 1}")
@@ -81,16 +86,16 @@ def _grad_cam(
     for path, left in seen.parts.items():
         try:
             prefix, grid = token_grid(int(np.prod(left)), shape)
-        except ValueError:  # not a grid, such as a class token alone
+        except ValueError:  # not a grid, such as a single class token
             continue
         if len(left) == 1 or left == grid:
             parts.append((path, prefix, grid))
-    # Of an average all tokens count; before a class token, the last that it has read are to be found.
+    # With mean pooling, all tokens count. With a class token, the last layer that it reads from must be found.
     parts = parts[-1:] if model.pool == "mean" else parts
     for heat, reached in reversed(_cams(model, tuple(parts), variables, images, wanted)):
         if reached:
             return heat
-    raise ValueError(f"no part of {type(model).__name__} has its tokens on a grid that the answer depends on")
+    raise ValueError(f"no part of {type(model).__name__} has a grid of tokens that the prediction depends on")
 
 
 @partial(jax.jit, static_argnames=("model", "parts"))
@@ -101,9 +106,9 @@ def _cams(
     images: Images,
     target: Integer[Array, " b"] | Integer[np.ndarray, " b"],
 ) -> list[tuple[Float[Array, "b h w"], Array]]:
-    """Grad-CAM after each of these parts of the model, and whether the answer depends on its tokens of the grid.
+    """Grad-CAM after each of these parts, and whether the prediction depends on its grid tokens.
 
-    A part's output is reached from outside: something that is zero is added to it, and has the output's gradient.
+    Zeros are added to the output of a part from outside; their gradient is the gradient of the output.
     """
     outputs: dict[str, Array] = {}
 
@@ -116,7 +121,7 @@ def _cams(
             return out + added[path] if path in added else out
 
         with nn.intercept_methods(add):
-            scores, _ = model.apply(variables, images, mutable="intermediates")  # then all tokens go all the way
+            scores, _ = model.apply(variables, images, mutable="intermediates")  # runs all tokens through all layers
         assert isinstance(scores, jax.Array)
         chosen = jnp.where(target < 0, scores.argmax(axis=-1).astype(target.dtype), target)
         return jnp.take_along_axis(scores, chosen[:, None], axis=-1).sum(), dict(outputs)
@@ -132,7 +137,7 @@ def _cams(
             for x in (outputs_[path], gradients[path])
         )
         heat = jnp.einsum("bnd,bd->bn", tokens, gradient.mean(axis=1))
-        # The paper keeps what speaks for the class; where nothing does, what speaks least against it is shown.
+        # The paper keeps positive evidence only. If there is none, the weakest negative evidence is shown.
         heat = jnp.where(heat.max(axis=1, keepdims=True) > 0, jax.nn.relu(heat), heat)
         return rearrange(heat, "b (h w) -> b h w", h=grid[0]), (gradient != 0).any()
 

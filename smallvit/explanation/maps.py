@@ -12,9 +12,9 @@ from smallvit.ops import Images
 def attention_maps(
     model: Classifier, variables: Variables, images: Images
 ) -> dict[str, Float[np.ndarray, "b *groups h n m"]]:
-    """Maps by the path of their layer, in order of computation; one per group where attention is within windows.
+    """Maps by layer path, in order of computation; one per group if attention is within windows.
 
-    A map is as it leaves the softmax: how much each token n reads of each token m, a sum of 1 over m.
+    A map is the softmax output: how much each token n attends to each token m, with a sum of 1 over m.
     """
     seen = watch(model, variables, images)
     maps = jax.device_get(compute_maps(model, variables, images))
@@ -24,31 +24,31 @@ def attention_maps(
 def class_attention(
     model: Classifier, variables: Variables, images: Images
 ) -> dict[str, Float[np.ndarray, "b heads h w"]]:
-    """Per layer and head, how much the class token attends to each place; without one, all tokens on average.
+    """How much the class token attends to each place, per layer and head; the mean of all tokens if there is none.
 
-    Only of the `global_layers`.
+    Covers only the `global_layers`.
     """
     maps = jax.device_get(compute_maps(model, variables, images))
-    found = {}
+    attended = {}
     for path, (prefix, grid) in global_layers(model, variables, images).items():
         read = maps[path][:, :, 0, prefix:] if prefix or maps[path].shape[2] == 1 else maps[path].mean(axis=2)
-        found[path] = read.reshape(*read.shape[:2], *grid)
-    return found
+        attended[path] = read.reshape(*read.shape[:2], *grid)
+    return attended
 
 
 def global_layers(model: Classifier, variables: Variables, images: Images) -> dict[str, tuple[int, tuple[int, int]]]:
-    """The layers with global attention over a grid, with the `token_grid` of each; nothing is computed."""
+    """The layers with global attention over a grid, with the `token_grid` of each; computes nothing."""
     seen = watch(model, variables, images)
-    found = {}
+    grids = {}
     for path, shape in seen.maps.items():
         n, m = shape[-2:]
         if len(shape) != 4 or n not in (1, m):
             continue
         try:
-            found[path] = token_grid(m, seen.grid or (images.shape[1], images.shape[2]))
-        except ValueError:  # such as merged tokens, which have no place
+            grids[path] = token_grid(m, seen.grid or (images.shape[1], images.shape[2]))
+        except ValueError:  # such as merged tokens, which have no position
             continue
-    return found
+    return grids
 
 
 def unit_range(heat: Float[np.ndarray, "b H W"]) -> Float[np.ndarray, "b H W"]:

@@ -30,22 +30,22 @@ from smallvit.runs.saved import Saved, from_pretrained
 from smallvit.runs.source import own_images
 
 if TYPE_CHECKING:
-    import matplotlib.figure  # slow to import: it waits until a picture is drawn
+    import matplotlib.figure  # slow to import, so only when a picture is drawn
 
 BATCH = 16
-SHARP = 448  # maximum side of the picture, which may be sharper than the model's input
-MEASURED = 64  # images that statistics are computed on
+SHARP = 448  # maximum side of a picture in pixels, which may exceed the model's input size
+MEASURED = 64  # maximum number of images for statistics
 
 
 @dataclass(frozen=True)
 class Explained:
-    """One model's map and answers for one image."""
+    """One model's map and predictions for one image."""
 
     model: str
-    image: UInt8[np.ndarray, "H W c"]  # the part that the model saw, at the resolution of the file
+    image: UInt8[np.ndarray, "H W c"]  # the part that the model sees, at the resolution of the file
     heat: Float[np.ndarray, "h w"]  # from 0 to 1
-    answers: tuple[tuple[str, float], ...]  # three classes and their probabilities
-    heads: Float[np.ndarray, "heads y x"] | None  # the map of each head of the layer
+    answers: tuple[tuple[str, float], ...]  # the top three classes and their probabilities
+    heads: Float[np.ndarray, "heads y x"] | None  # one map per head of the layer
 
 
 class Explainer:
@@ -70,11 +70,13 @@ class Explainer:
 
     def _batch(self, files: Sequence[Path | io.BytesIO], size: int) -> Iterator[list[Explained] | Unreadable]:
         read = [self._read(file) for file in files]
-        sound = [each for each in read if not isinstance(each, Unreadable)]
-        columns = [self._explain(name, [each[name] for each in sound], size) if sound else () for name in self.models]
+        readable = [entry for entry in read if not isinstance(entry, Unreadable)]
+        columns = [
+            self._explain(name, [entry[name] for entry in readable], size) if readable else () for name in self.models
+        ]
         rows = iter(zip(*columns, strict=True))
-        for each in read:
-            yield each if isinstance(each, Unreadable) else list(next(rows))
+        for entry in read:
+            yield entry if isinstance(entry, Unreadable) else list(next(rows))
 
     def _read(self, file: Path | io.BytesIO) -> "dict[str, _Pair] | Unreadable":
         try:
@@ -88,7 +90,7 @@ class Explainer:
 
     def _explain(self, name: str, pairs: "Sequence[_Pair]", size: int) -> list[Explained]:
         saved, number = self.models[name], len(pairs)
-        images = np.zeros((size, *pairs[0].seen.shape), saved.preprocess.dtype)  # one batch size, compiled once
+        images = np.zeros((size, *pairs[0].seen.shape), saved.preprocess.dtype)  # fixed batch size, compiled once
         images[:number] = [pair.seen for pair in pairs]
         probabilities = self._predictors[name](images[:number])
         inputs = np.asarray(saved.preprocess.normalise(images), np.float32)
@@ -114,9 +116,9 @@ class Explainer:
         return plots.explanation([plots.Panel(e.model, e.image, e.heat, e.answers) for e in explained], what)
 
     def heads_picture(self, explained: Sequence[Explained]) -> "matplotlib.figure.Figure":
-        titles = [f"{each.model}, {self.layers[each.model].removesuffix('/attend')}" for each in explained]
-        maps = [each.heads for each in explained if each.heads is not None]
-        return plots.heads([each.image for each in explained], maps, titles)
+        titles = [f"{e.model}, {self.layers[e.model].removesuffix('/attend')}" for e in explained]
+        maps = [e.heads for e in explained if e.heads is not None]
+        return plots.heads([e.image for e in explained], maps, titles)
 
 
 def explain(
@@ -128,18 +130,18 @@ def explain(
     heads: bool = False,
     compare: str | Path | None = None,
 ) -> dict[Path, list[Explained]]:
-    """Draws what a trained model looks at in each image, as `smallvit explain` does.
+    """Draws what a trained model looks at in each image, like `smallvit explain`.
 
     Args:
         run: A run folder or its model/.
         images: Files, folders with everything below them, or patterns such as "photos/*.jpg"; one or several.
-        out: Folder for the pictures; by default RUN/explanations.
+        out: Folder for the pictures. Defaults to RUN/explanations.
         layer: Show what this layer attends to, counted from 1, instead of the saliency of the whole model.
         heads: Also draw each head of that layer, or of the last one.
         compare: Another run, shown side by side.
 
     Returns:
-        By the path of each picture: the map and the answers of each model. A file that cannot be read raises a
+        The map and predictions of each model, keyed by the path of the picture. A file that cannot be read raises a
         ValueError.
     """
     explainer = Explainer([run] if compare is None else [run, compare], layer=layer, heads=heads)
@@ -155,7 +157,7 @@ def explain(
 def draw_explanations(
     explainer: Explainer, files: Sequence[Path | io.BytesIO], out: Path
 ) -> Iterator[tuple[Path, list[Explained] | Unreadable]]:
-    """Draws one file after the other into a folder; yields the path of each picture and what it shows."""
+    """Draws the files one by one into a folder; yields the path of each picture and its content."""
     for target, explained in zip(picture_names(files, out), explainer(files), strict=True):
         picture = Path(f"{target}-explained.png")
         if not isinstance(explained, Unreadable):
@@ -172,7 +174,7 @@ class _Pair:
 
 
 def _pair(content: bytes, saved: Saved) -> _Pair:
-    """The model's input, and the same part of the image in colour at the resolution of the file."""
+    """The model's input, and the same part of the image in RGB at the resolution of the file."""
     preprocess = saved.preprocess
     height, width = preprocess.size
 
@@ -191,7 +193,7 @@ def _pair(content: bytes, saved: Saved) -> _Pair:
 
 
 def named_models(runs: Sequence[str | Path]) -> dict[str, Saved]:
-    """The models by name of architecture, or by folder where these are equal."""
+    """The models by architecture name, or by folder if these are equal."""
     models = [from_pretrained(run) for run in runs]
     names = [saved.spec.name for saved in models]
     if len(set(names)) < len(names):
@@ -219,7 +221,7 @@ def _noise(saved: Saved, number: int) -> Float[np.ndarray, "b H W c"]:
 
 
 def picture_names(files: Sequence[Path | io.BytesIO], folder: Path) -> list[Path]:
-    """The path of each file's picture without extension: its name, with that of its folder where names are equal."""
+    """The path of each file's picture without extension: the file's name, with its folder's if names collide."""
     check_folder(folder)
     stems = [file.stem if isinstance(file, Path) else "stdin" for file in files]
     longer = [f"{file.parent.name}-{file.stem}" if isinstance(file, Path) else "stdin" for file in files]
@@ -233,16 +235,16 @@ def picture_names(files: Sequence[Path | io.BytesIO], folder: Path) -> list[Path
             name = f"{wanted}-{number}"
         taken.add(name)
         names.append(folder / name)
-    given = {file.resolve() for file in files if isinstance(file, Path)}
+    inputs = {file.resolve() for file in files if isinstance(file, Path)}
     for name in names:
         for kind in ("explained", "heads"):
-            if (target := Path(f"{name}-{kind}.png")).resolve() in given:
+            if (target := Path(f"{name}-{kind}.png")).resolve() in inputs:
                 raise ValueError(f"{target} is one of the images and would be overwritten: choose another --out")
     return names
 
 
 def images_of(run: str | Path, saved: Saved, files: Sequence[Path]) -> Float[np.ndarray, "b H W c"] | None:
-    """These files as model inputs, or the run's own test images; None if there are none."""
+    """These files as model inputs, or the run's test images; None if there are none."""
     preprocess = saved.preprocess
     if files:
         images = np.stack(
@@ -263,37 +265,37 @@ def images_of(run: str | Path, saved: Saved, files: Sequence[Path]) -> Float[np.
 def layer_statistics(
     runs: Sequence[str | Path], files: Sequence[Path] = ()
 ) -> tuple[dict[str, list[LayerAttention]], "matplotlib.figure.Figure"]:
-    """How sharp and how local each layer's attention is, on these files or the runs' own test images."""
-    found = {}
+    """How sharp and how local the attention of each layer is, on these files or the runs' test images."""
+    statistics = {}
     for run, (name, saved) in zip(runs, named_models(runs).items(), strict=True):
         images = images_of(run, saved, files)
         if images is None:
             raise ValueError(f"the test images of {run} are not available: give images to measure its attention on")
-        found[name] = attention_by_layer(saved.model, saved.variables, images)
-        if not found[name]:
+        statistics[name] = attention_by_layer(saved.model, saved.variables, images)
+        if not statistics[name]:
             raise ValueError(f"{name} has no attention to measure")
     rows = {
         name: [
-            plots.Heads("Temperature", [e.temperature for e in each], [e.initial for e in each], "sqrt(d)"),
-            plots.Heads("Entropy, nats", [e.entropy for e in each], [e.even for e in each], "all alike"),
-            plots.Heads("Distance, tokens", [e.distance for e in each], [None for _ in each], ""),
+            plots.Heads("Temperature", [e.temperature for e in layers], [e.initial for e in layers], "sqrt(d)"),
+            plots.Heads("Entropy, nats", [e.entropy for e in layers], [e.even for e in layers], "all alike"),
+            plots.Heads("Distance, tokens", [e.distance for e in layers], [None for _ in layers], ""),
         ]
-        for name, each in found.items()
+        for name, layers in statistics.items()
     }
-    return found, plots.layers(rows)
+    return statistics, plots.layers(rows)
 
 
 def receptive_fields(
     runs: Sequence[str | Path], files: Sequence[Path] = ()
 ) -> tuple[dict[str, ReceptiveField], "matplotlib.figure.Figure"]:
-    """What one token sees before the first block, on these files or on noise."""
-    found = {}
+    """The receptive field of one token before the first block, on these files or on noise."""
+    results = {}
     for run, (name, saved) in zip(runs, named_models(runs).items(), strict=True):
         images = images_of(run, saved, files) if files else _noise(saved, 8)
         assert images is not None
-        found[name] = receptive_field(saved.model, saved.variables, images)
-    fields = {name: plots.Field(f.heat, f.grid, f.token, f.theory) for name, f in found.items()}
-    return found, plots.receptive_fields(fields, [describe(field) for field in found.values()])
+        results[name] = receptive_field(saved.model, saved.variables, images)
+    fields = {name: plots.Field(f.heat, f.grid, f.token, f.theory) for name, f in results.items()}
+    return results, plots.receptive_fields(fields, [describe(field) for field in results.values()])
 
 
 def describe(field: ReceptiveField) -> str:

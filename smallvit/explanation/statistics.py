@@ -21,14 +21,14 @@ def temperatures(model: Classifier, variables: Variables, images: Images) -> dic
     """
     params = by_path(variables["params"])
     scales = watch(model, variables, images).scales
-    found = {path: (f"{path}/temperature", scale) for path, scale in scales.items()}
-    return {path: np.asarray(params[name]) / scale for path, (name, scale) in found.items() if name in params}
+    names = {path: (f"{path}/temperature", scale) for path, scale in scales.items()}
+    return {path: np.asarray(params[name]) / scale for path, (name, scale) in names.items() if name in params}
 
 
 def attention_entropy(
     maps: Mapping[str, Float[np.ndarray, "b *groups h n m"]],
 ) -> dict[str, Float[np.ndarray, " h"]]:
-    """Entropy in nats per layer and head, averaged over images and tokens: 0 is one token, log(m) is uniform over m."""
+    """Entropy in nats per layer and head, averaged over images and tokens: from 0, one token, to log(m), uniform."""
 
     def entropy(p: np.ndarray) -> np.ndarray:
         p_log_p = p * np.log(np.where(p > 0, p, 1))
@@ -42,7 +42,7 @@ def attention_distance(
 ) -> dict[str, Float[np.ndarray, " h"]]:
     """Mean attention distance per layer and head, in tokens of the grid.
 
-    A class token before the grid is left out, as a reader and as read.
+    A class token before the grid is excluded, as query and as key.
     """
     rows, columns = np.mgrid[: grid[0], : grid[1]].reshape(2, -1)
     distance = np.hypot(rows[:, None] - rows, columns[:, None] - columns).astype(np.float32)
@@ -52,7 +52,7 @@ def attention_distance(
         prefix = m - distance.shape[0]
         if n != m or prefix not in (0, 1):
             raise ValueError(
-                f"{path} has maps of {n} x {m}: they are not of all tokens of a grid {grid[0]} x {grid[1]}"
+                f"{path} has maps of {n} x {m}, which do not match the tokens of a grid of {grid[0]} x {grid[1]}"
             )
         p = p[..., prefix:, prefix:]
         return _by_head((p * distance).sum(axis=-1) / np.maximum(p.sum(axis=-1), 1e-12))
@@ -63,7 +63,7 @@ def attention_distance(
 @dataclass(frozen=True)
 class LayerAttention:
     path: str
-    initial: float  # sqrt(dim_head), the divisor without LSA and its start with LSA
+    initial: float  # sqrt(dim_head): the divisor without LSA, the initial value with LSA
     temperature: Float[np.ndarray, " h"] | None  # learned
     entropy: Float[np.ndarray, " h"]  # in nats
     even: float  # the entropy of uniform attention

@@ -1,4 +1,4 @@
-"""Traces a model while it is applied: its attention maps, its parts, and the grids of their tokens."""
+"""Observes a model while it is applied: its attention maps, its parts, and the grids of their tokens."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -25,10 +25,10 @@ Variables = Mapping[str, Any]
 
 
 def token_grid(tokens: int, shape: tuple[int, int]) -> tuple[int, tuple[int, int]]:
-    """The number of tokens before the grid, none or one, and the grid.
+    """The number of tokens before the grid, 0 or 1, and the grid.
 
-    It is `shape` itself if the tokens fill that, or else the one most like it: `shape` is the height and width of the
-    image or of an earlier grid.
+    `shape` is the height and width of the image or of an earlier grid. The grid is `shape` itself if the tokens fill
+    it, else the one with the closest aspect ratio.
     """
     if (prefix := tokens - shape[0] * shape[1]) in (0, 1):
         return prefix, shape
@@ -38,13 +38,13 @@ def token_grid(tokens: int, shape: tuple[int, int]) -> tuple[int, tuple[int, int
         for h in range(1, tokens - prefix + 1)
         if (tokens - prefix) % h == 0 and tokens - prefix > 1
     ]
-    best = min(grids, key=lambda found: _misfit(found[1], shape), default=None)
+    best = min(grids, key=lambda candidate: _misfit(candidate[1], shape), default=None)
     if best is None or _misfit(best[1], shape) > _MISFIT:
-        raise ValueError(f"{tokens} tokens do not fill a grid of the shape of {shape[0]} x {shape[1]}")
+        raise ValueError(f"{tokens} tokens do not fill a grid shaped like {shape[0]} x {shape[1]}")
     return best
 
 
-# Rounded halves change the shape: 5 x 8 becomes 3 x 4, then 2 x 2. What is as far off as 1 x 2 is no grid of a square.
+# Rounding when halving changes the ratio: 5 x 8 becomes 3 x 4, then 2 x 2. A ratio of 1 x 2 is too far from a square.
 _MISFIT = log(1.9)
 
 
@@ -54,19 +54,19 @@ def _misfit(grid: tuple[int, int], shape: tuple[int, int]) -> float:
 
 @dataclass
 class Seen:
-    """What tracing a model shows, without computing it."""
+    """The result of tracing a model, which computes nothing."""
 
-    maps: dict[str, tuple[int, ...]] = field(default_factory=dict)  # the shapes, by path, in order
-    scales: dict[str, float] = field(default_factory=dict)  # of each attention, before any learning
-    parts: dict[str, tuple[int, ...]] = field(default_factory=dict)  # what leaves them, (n,) or (h, w), in order
-    grid: tuple[int, int] | None = None  # of the first tokens, where a layer knows it
+    maps: dict[str, tuple[int, ...]] = field(default_factory=dict)  # shapes by path, in order
+    scales: dict[str, float] = field(default_factory=dict)  # initial scale of each attention
+    parts: dict[str, tuple[int, ...]] = field(default_factory=dict)  # output shapes, (n,) or (h, w), in order
+    grid: tuple[int, int] | None = None  # grid of the first tokens, if a layer knows it
     embedding: str | None = None  # the first layer that cuts the image into patches,
-    sees: tuple[int, int] | None = None  # and height and width of what a token of it sees
-    tokens: int = 0  # of the features
+    sees: tuple[int, int] | None = None  # and height and width of the field of one of its tokens
+    tokens: int = 0  # number of tokens of the features
 
     @property
     def all_read_all(self) -> bool:
-        """Or, before there is a class token, all others do; or the class token alone reads all."""
+        """Whether every layer has global attention, among all tokens, all but the class token, or from it alone."""
         n = self.tokens
         return all(len(shape) == 4 and shape[2:] in ((n, n), (n - 1, n - 1), (1, n)) for shape in self.maps.values())
 
@@ -75,7 +75,7 @@ _watched: dict[tuple[Any, ...], Seen] = {}
 
 
 def watch(model: Classifier, variables: Variables, images: Images) -> Seen:
-    """Cached per model and shape: tracing takes far longer than computing a small model's maps."""
+    """Traces a model. Cached per model and shape: tracing takes far longer than computing a small model's maps."""
     key = model, images.shape, images.dtype
     if key not in _watched:
         _watched[key] = _trace(model, variables, images)
@@ -100,7 +100,7 @@ def _trace(model: Classifier, variables: Variables, images: Images) -> Seen:
                 seen.embedding, seen.sees = path, module.sees
         if isinstance(module, PositionEmbed):
             seen.grid = seen.grid or module.grid
-        merged = merged or isinstance(module, PatchMerger)  # its tokens have no place in the image
+        merged = merged or isinstance(module, PatchMerger)  # merged tokens have no position in the image
         if len(module.path) == 1 and out.ndim in (3, 4) and not merged:
             seen.parts[path] = out.shape[1:-1]
         return out
@@ -108,7 +108,7 @@ def _trace(model: Classifier, variables: Variables, images: Images) -> Seen:
     def apply(variables: Variables, images: Array) -> None:
         with nn.intercept_methods(watch):
             _, state = model.apply(variables, images, mutable="intermediates")
-        # Here, since what leaves a traced function has its keys sorted: block_10 before block_2.
+        # Inside the trace, because its outputs have sorted keys: block_10 before block_2.
         seen.maps.update({path: p.shape for path, p in _sown(state).items()})
 
     jax.eval_shape(apply, variables, jax.ShapeDtypeStruct(images.shape, images.dtype))
@@ -116,8 +116,10 @@ def _trace(model: Classifier, variables: Variables, images: Images) -> Seen:
 
 
 def _sown(state: Any) -> dict[str, Array]:
-    found = by_path(state.get("intermediates", {}))
-    return {path.removesuffix("/attention"): p for path, (p, *_) in found.items() if path.endswith("/attention")}
+    intermediates = by_path(state.get("intermediates", {}))
+    return {
+        path.removesuffix("/attention"): p for path, (p, *_) in intermediates.items() if path.endswith("/attention")
+    }
 
 
 @partial(jax.jit, static_argnames="model")

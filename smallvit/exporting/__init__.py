@@ -1,1 +1,1 @@
-"""Trained models for other programs: files, the Hugging Face hub, NNX."""
+"""Export of trained models: files, the Hugging Face hub, NNX."""

@@ -1,4 +1,4 @@
-"""Smaller ONNX programs: weights and activations as 8-bit integers, or as 16-bit floats."""
+"""Smaller ONNX programs, with 8-bit integers or 16-bit floats."""
 
 import logging
 import time
@@ -16,20 +16,17 @@ from smallvit.data import Split
 
 Compression = Literal["int8", "half"]
 
-SEEN = 128  # images that the ranges of activations are measured on
+SEEN = 128  # images for the calibration of activation ranges
 BATCH = 16
-COSTLY = 1.0  # points of accuracy
+COSTLY = 1.0  # percentage points of accuracy
 
 
 def to_int8(program: bytes, images: UInt[np.ndarray, "n H W c"]) -> bytes:
-    """Convolutions and matrix products in 8-bit integers; the ranges of their inputs are those of these images.
-
-    At most 128 of them are used.
-    """
+    """Quantizes convolutions and matrix products to 8-bit integers, calibrated on at most 128 of these images."""
     quantization = import_module("onnxruntime.quantization")
     images = images[
         np.unique(np.linspace(0, len(images) - 1, SEEN).astype(int))
-    ]  # of all classes, as they are in order
+    ]  # evenly spaced, since images are sorted by class
     batches = iter([{"images": np.asarray(images[start : start + BATCH])} for start in range(0, len(images), BATCH)])
 
     class Reader(quantization.CalibrationDataReader):
@@ -50,7 +47,7 @@ def to_int8(program: bytes, images: UInt[np.ndarray, "n H W c"]) -> bytes:
 
 
 def to_half(program: bytes) -> bytes:
-    """Everything in 16-bit floats, but for the logits."""
+    """Converts everything but the logits to 16-bit floats."""
     float16, onnx = import_module("onnxruntime.transformers.float16"), import_module("onnx")
     with TemporaryDirectory() as folder, _quiet():
         model = onnx.load(_folded(program, Path(folder)))
@@ -58,16 +55,16 @@ def to_half(program: bytes) -> bytes:
 
 
 def measure(program: bytes, split: Split) -> dict[str, Any]:
-    """Accuracy and speed on labelled images, and the size of the program."""
+    """Measures accuracy and speed on labelled images, and the size of the program."""
     runtime = import_module("onnxruntime")
     session = runtime.InferenceSession(program, providers=["CPUExecutionProvider"])
     session.run(["logits"], {"images": np.asarray(split.images[:BATCH])})
     right, times = 0, []
     for start in range(0, len(split), BATCH):
         images = np.asarray(split.images[start : start + BATCH])
-        begun = time.monotonic()
+        start_time = time.monotonic()
         (logits,) = session.run(["logits"], {"images": images})
-        times.append((time.monotonic() - begun) / len(images))
+        times.append((time.monotonic() - start_time) / len(images))
         if not np.isfinite(logits).all():
             raise ValueError(
                 "the compressed program returns NaN or infinity: nothing was written, export it in float32"
@@ -81,7 +78,7 @@ def measure(program: bytes, split: Split) -> dict[str, Any]:
 
 
 def describe(measured: dict[str, Any]) -> list[str]:
-    """Lines for the user, of what the JSON beside the program holds as `measured`."""
+    """Formats the `measured` entry of the program's JSON file for the user."""
     before, after = measured["float32"], measured["compressed"]
     rows = [
         f"accuracy {before['top1']:.2f} -> {after['top1']:.2f} % on {measured['images']:,} {measured['part']} images",
@@ -89,23 +86,23 @@ def describe(measured: dict[str, Any]) -> list[str]:
         f"size {before['bytes'] / 2**20:.2f} -> {after['bytes'] / 2**20:.2f} MiB",
     ]
     if (cost := before["top1"] - after["top1"]) > COSTLY:
-        rows.append(f"warning: this costs {cost:.1f} points of accuracy; the export in float32 costs none")
+        rows.append(f"warning: this costs {cost:.1f} points of accuracy; export in float32 to keep them")
     if after["images_per_second"] < before["images_per_second"]:
-        rows.append("it is not faster on this machine: it may be on others, and it is smaller")
+        rows.append("not faster on this machine, but smaller; it may be faster on others")
     return rows
 
 
 def _folded(program: bytes, folder: Path) -> str:
-    """A file of the same program with its constants computed: weights that are transposed first cannot be quantised."""
+    """Writes the program with constants folded: weights that are transposed at run time cannot be quantized."""
     runtime, onnx = import_module("onnxruntime"), import_module("onnx")
     path = str(folder / "folded.onnx")
     options = runtime.SessionOptions()
-    options.graph_optimization_level = runtime.GraphOptimizationLevel.ORT_ENABLE_BASIC  # to standard operators only
+    options.graph_optimization_level = runtime.GraphOptimizationLevel.ORT_ENABLE_BASIC  # standard operators only
     options.optimized_model_filepath = path
     runtime.InferenceSession(program, options, providers=["CPUExecutionProvider"])
     model = onnx.load(path)
     used = {node.domain for node in model.graph.node}
-    for unused in [each for each in model.opset_import if each.domain not in used | {""}]:
+    for unused in [opset for opset in model.opset_import if opset.domain not in used | {""}]:
         model.opset_import.remove(unused)
     onnx.save(model, path)
     return path
@@ -113,7 +110,7 @@ def _folded(program: bytes, folder: Path) -> str:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Without the advice of the converters, which is for those who call them."""
+    """Silences the converters' warnings, which are meant for their callers."""
     logging.disable(logging.WARNING)
     try:
         yield

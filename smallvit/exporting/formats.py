@@ -1,7 +1,7 @@
-"""A trained model for other programs: uint8 (or uint16) images in, float32 logits out, checked before it is written.
+"""Export of a trained model: uint8 (or uint16) images in, float32 logits out, checked before it is written.
 
-Normalisation is included and the batch size is free, so that users only resize their images. Everything is computed
-in float32, whatever the model was trained in.
+Normalisation is included and the batch size is free, so users only resize their images. Everything is computed in
+float32, whatever dtype the model was trained in.
 """
 
 import json
@@ -36,7 +36,7 @@ Call = Callable[[UInt[np.ndarray, "b H W c"]], Float32[np.ndarray, "b k"]]
 
 PLATFORMS = ("cpu", "cuda", "tpu")
 TOLERANCE = 1e-4
-OLDEST_OPSET = 18  # that is tested
+OLDEST_OPSET = 18  # oldest tested version
 
 
 def export(
@@ -48,20 +48,19 @@ def export(
     quantize: Literal["int8"] | None = None,
     half: bool = False,
 ) -> Path:
-    """Writes a trained model to a file for other programs, with its inputs and outputs described in `out`.json.
+    """Exports a trained model to a file, with its inputs and outputs described in `out`.json.
 
-    The file is read back and compared with the model before anything is written.
+    The file is read back and compared with the model before anything is written. With `quantize` or `half`, accuracy
+    and speed are also measured on the run's test images, next to float32; `out`.json has them as `measured`.
 
     Args:
         run: A run folder or its model/.
         format: "safetensors" (weights only), "stablehlo" (a program for JAX) or "onnx" (a program for ONNX runtimes).
-        out: File to write; by default export/model.FORMAT in the run folder, or model-int8.onnx or model-half.onnx.
-        opset: Version of the ONNX operators; by default that of jax2onnx.
-        quantize: "int8": an ONNX program that computes in 8-bit integers, calibrated on the run's validation images.
-        half: An ONNX program that computes in 16-bit floats.
-
-    `quantize` and `half` are measured on the run's test images, next to float32; `out`.json has the result as
-    `measured`.
+        out: File to write. Defaults to export/model.FORMAT in the run folder, or model-int8.onnx or model-half.onnx.
+        opset: Version of the ONNX operators. Defaults to that of jax2onnx.
+        quantize: "int8" exports an ONNX program that computes in 8-bit integers, calibrated on the run's validation
+            images.
+        half: Export an ONNX program that computes in 16-bit floats.
 
     Returns:
         The path of the file.
@@ -91,9 +90,7 @@ def export(
     try:
         data = own_data(run, saved) if kind else None
     except ValueError as error:
-        raise ValueError(
-            f"{kind} is measured on the run's own data, which is missing: leave it out ({error})"
-        ) from None
+        raise ValueError(f"{kind} is measured on the run's data, which is missing: leave it out ({error})") from None
     content, described = convert(saved, format, opset), facts(saved, format)
     if data is not None:
         images, whole = held_out(data, saved.classes, saved.preprocess), content
@@ -110,7 +107,7 @@ def export(
 
 
 def facts(saved: Saved, format: Format) -> dict[str, Any]:
-    """Model, class names, preprocessing, and the input and output of a program."""
+    """Model, class names, preprocessing, and the inputs and outputs of a program."""
     config = describe(saved.spec, saved.classes, saved.preprocess, saved.calibration)
     if format == "safetensors":
         return config
@@ -122,7 +119,7 @@ def facts(saved: Saved, format: Format) -> dict[str, Any]:
 
 
 def convert(saved: Saved, format: Format, opset: int | None = None) -> bytes:
-    """The content of the file, after comparing it with the model."""
+    """The content of the export file, compared with the model."""
     make, read = {
         "safetensors": (_safetensors, _read_safetensors),
         "stablehlo": (_stablehlo, _read_stablehlo),
@@ -139,11 +136,11 @@ def convert(saved: Saved, format: Format, opset: int | None = None) -> bytes:
         with kernels.disabled(), plain_convolutions():  # the file is for other machines
             content = make(saved, lambda images: predict(variables, images))
         call = read(saved, content)
-        found = [call(images[:number]) for number in (1, 3)]
-    except Exception as error:  # converters and runtimes raise anything
+        results = [call(images[:number]) for number in (1, 3)]
+    except Exception as error:  # converters and runtimes raise any kind of exception
         raise ValueError(f"{saved.spec.name} cannot be exported to {format} ({first_line(error)})") from error
-    if not all(np.allclose(logits, expected[: len(logits)], TOLERANCE, TOLERANCE) for logits in found):
-        off = max(np.abs(logits - expected[: len(logits)]).max() for logits in found)
+    if not all(np.allclose(logits, expected[: len(logits)], TOLERANCE, TOLERANCE) for logits in results):
+        off = max(np.abs(logits - expected[: len(logits)]).max() for logits in results)
         raise ValueError(
             f"the {format} export differs from the model by {off:.2g}, more than {TOLERANCE:g}: nothing was written"
         )
@@ -176,12 +173,12 @@ def _read_stablehlo(saved: Saved, content: bytes) -> Call:
 
 def _onnx(saved: Saved, predict: Callable[[Array], Array], opset: int | None) -> bytes:
     jax2onnx, onnx = import_module("jax2onnx"), import_module("onnx")
-    # Lines for every inner value whose type is left for the runtime to infer, and for packages that we do not need.
+    # They log a line for every inner value without a type, and for packages that are not needed.
     for name in ("onnx_ir", "jax2onnx"):
         logging.getLogger(name).setLevel(logging.ERROR)
     chosen = {} if opset is None else {"opset": opset}
     shape = (*jax.export.symbolic_shape("batch"), *saved.preprocess.size, saved.preprocess.channels)
-    with jax.numpy_rank_promotion("allow"):  # its own convolution adds the bias by broadcasting
+    with jax.numpy_rank_promotion("allow"):  # jax2onnx's convolution adds the bias by broadcasting
         program = jax2onnx.to_onnx(
             predict,
             [jax.ShapeDtypeStruct(shape, saved.preprocess.dtype)],

@@ -1,4 +1,4 @@
-"""Trained models to and from the Hugging Face hub: the model folder, with a model card."""
+"""Trained models on the Hugging Face hub: the model folder, with a model card."""
 
 import json
 import re
@@ -18,7 +18,7 @@ CARD = "README.md"
 
 
 def push(run: str | Path, repo: str, *, private: bool = False) -> str:
-    """Uploads the model of a run or model folder to `repo`, such as "owner/name"; returns its address."""
+    """Uploads the model of a run or model folder to `repo`, such as "owner/name"; returns its URL."""
     hub = need("huggingface_hub", f"pushing to {repo}")
     with TemporaryDirectory() as folder:
         write_hub_folder(run, folder, repo)
@@ -26,46 +26,46 @@ def push(run: str | Path, repo: str, *, private: bool = False) -> str:
             api = hub.HfApi()
             made = api.create_repo(repo, private=private, exist_ok=True)
             api.upload_folder(repo_id=made.repo_id, folder_path=folder, commit_message="Upload a smallvit model")
-        except Exception as error:  # the hub's many errors all mean that nothing was uploaded
+        except Exception as error:  # the hub's many error types all mean that nothing was uploaded
             raise ValueError(
-                f"cannot push to {repo} ({first_line(error)}): check name, network and `hf auth login`"
+                f"cannot push to {repo} ({first_line(error)}): check the name, the network and `hf auth login`"
             ) from None
     return str(made)
 
 
 def load(source: str | Path, *, revision: str | None = None) -> Saved:
-    """A trained model: from a run folder, a model folder, or a repository on the Hugging Face hub such as "owner/name".
+    """Loads a trained model from a run folder, a model folder, or a Hugging Face repository such as "owner/name".
 
-    The folder of a cross-validation gives the ensemble of its models.
+    The folder of a cross-validation is loaded as the ensemble of its models.
 
     Args:
-        source: A folder on this machine is preferred to a repository of the same name.
+        source: A local folder takes precedence over a repository of the same name.
         revision: Branch, tag or commit of the repository.
     """
     names = str(source).split("/")
     on_hub = len(names) == 2 and all(re.fullmatch(r"[\w][\w.-]*", name) for name in names)
     if Path(source).exists() or not on_hub or isinstance(source, Path):
         return load_ensemble(source)
-    if Path(names[0]).is_dir():  # runs/pets, mistyped
-        beside = [path.name for path in Path(names[0]).iterdir()]
-        raise ValueError(f"{source}: there is no such folder{did_you_mean(names[1], beside)}")
+    if Path(names[0]).is_dir():  # mistyped, such as runs/pets
+        siblings = [path.name for path in Path(names[0]).iterdir()]
+        raise ValueError(f"{source}: there is no such folder{did_you_mean(names[1], siblings)}")
     return pull(str(source), revision=revision)
 
 
 def pull(repo: str, folder: str | Path | None = None, *, revision: str | None = None) -> Saved:
-    """The model that was pushed to `repo`, from the hub or from the hub's cache on this machine.
+    """Loads a model that was pushed to `repo`, from the hub or from the hub's local cache.
 
     Args:
         repo: Such as "owner/name".
-        folder: Also copy the model to this folder, a model folder for every command.
+        folder: Also copy the model to this folder, which then works as a model folder in every command.
         revision: Branch, tag or commit of the repository.
     """
     if folder is not None and Path(folder).exists() and any(Path(folder).iterdir()):
         raise ValueError(f"{folder} exists and is not empty: choose another folder")
-    found, saved = _pull(repo, revision)
+    downloaded, saved = _pull(repo, revision)
     if folder is not None:
         for name in (CONFIG, WEIGHTS):
-            write_safely(Path(folder) / name, lambda path, name=name: copyfile(found / name, path))
+            write_safely(Path(folder) / name, lambda path, name=name: copyfile(downloaded / name, path))
     return saved
 
 
@@ -74,7 +74,7 @@ def _pull(repo: str, revision: str | None) -> tuple[Path, Saved]:
     try:
         folder = Path(hub.snapshot_download(repo, revision=revision, allow_patterns=[CONFIG, WEIGHTS]))
     except Exception as error:  # as above
-        raise ValueError(f"cannot pull {repo} ({first_line(error)}): check name and network") from None
+        raise ValueError(f"cannot pull {repo} ({first_line(error)}): check the name and the network") from None
     try:
         return folder, from_pretrained(folder)
     except ValueError as error:
@@ -96,11 +96,11 @@ def model_card(saved: Saved, repo: str, scores: dict[str, Any]) -> str:
     preprocess = saved.preprocess
     height, width = preprocess.size
     colour = {1: "grey", 3: "RGB"}.get(preprocess.channels, f"{preprocess.channels} channels")
-    fit = "cut to its middle" if preprocess.fit == "crop" else "filled up with its mean colour"
+    fit = "cropped to the centre" if preprocess.fit == "crop" else "padded with its mean colour"
     rows = ""
     for name, part in (("test", "test"), ("validation", "val")):
         if (top1 := scores.get(f"{part}_top1")) is not None:
-            interval = scores.get(f"{part}_interval")  # runs of older versions have none
+            interval = scores.get(f"{part}_interval")  # older versions did not save it
             text = f"{top1:.2f} %" if interval is None else with_interval(top1, interval)
             rows += f"| {name} | {text} |\n"
     accuracy = f"\n## Accuracy\n\n| images | top-1 |\n|---|---:|\n{rows}" if rows else ""

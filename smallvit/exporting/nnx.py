@@ -1,4 +1,4 @@
-"""Our models as Flax NNX modules."""
+"""Conversion of our models to Flax NNX modules."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -12,9 +12,9 @@ from smallvit.layers import Classifier
 
 
 def to_nnx(model: Classifier, variables: Mapping[str, Any]) -> nnx.bridge.ToNNX:
-    """An NNX module with these variables that computes the same as `model.apply(variables, images)`."""
+    """Returns an NNX module with these variables that computes the same as `model.apply(variables, images)`."""
     module = nnx.bridge.ToNNX(model)
-    # Not by `lazy_init`, which would run the model once and initialise weights that are thrown away.
+    # Not with `lazy_init`, which would run the model once to initialise weights that are replaced.
     for name, value in linen_vars_to_nnx_attrs(jax.tree.map(jnp.asarray, dict(variables))).items():
         setattr(module, name, nnx.data(value))
     return module

@@ -1,8 +1,8 @@
-"""What two or more architectures share, one idea a file.
+"""Layers shared by two or more architectures, one idea per file.
 
 Axes have the same letters everywhere, in einops, in einsum and in types:
 
-    b  image of the batch        n, m  tokens: that ask, that are read
+    b  images of the batch       n, m  tokens: queries, keys
     H W  height, width in pixels   d   dimension of a token, or of one head
     h w  rows, columns of a grid   c   channels
     h  heads, beside n and m       k   classes, or any other number of outputs

@@ -1,4 +1,4 @@
-"""One attention for all architectures; Locality Self-Attention (https://arxiv.org/abs/2112.13492) is a seam of it."""
+"""Attention for all architectures, with Locality Self-Attention (https://arxiv.org/abs/2112.13492) as an option."""
 
 from typing import Literal
 
@@ -22,32 +22,35 @@ from smallvit.ops.attention import (
     split_joined,
 )
 
-LSAOption = bool | Literal["mask", "temperature"]  # True is both halves
+LSAOption = bool | Literal["mask", "temperature"]  # True is both
 
 
 def lsa_parts(lsa: LSAOption) -> tuple[bool, bool]:
     """(learned temperature, diagonal mask) of an `lsa` option."""
     if lsa not in (True, False, "mask", "temperature"):
-        raise ValueError(f"unknown lsa {lsa!r}: choose True (both halves), 'mask', 'temperature' or False")
+        raise ValueError(f"unknown lsa {lsa!r}: choose True (both), 'mask', 'temperature' or False")
     return lsa in (True, "temperature"), lsa in (True, "mask")
 
 
 class Attend(nn.Module):
-    """softmax(q k' scale + bias) v, per head, and the seams where architectures differ.
+    """Computes softmax(q k' scale + bias) v per head, with options where architectures differ.
 
-    Tokens come and go as projections make and read them, head after head; q alone is all three, side by side. With
-    `values`, the width of v in one head, they stand side by side within each head, as do keys and values in k alone.
-    `bias` makes a module that returns (h, n, m), added to the logits; `pre` and `post` make modules that mix the
-    heads before and after the softmax. With LSA the scale is learned, one a head, and where queries and keys are
-    the same tokens (`same_tokens`; the queries may be the first few of the keys) no token reads itself: the
-    diagonal is -inf after bias and mix. Attention to other tokens, class tokens' and reduced keys get the scale only.
+    Inputs and outputs are projections with the heads joined. q alone holds queries, keys and values, concatenated. With
+    `values`, the width of v in one head, they are concatenated within each head, as are keys and values in k alone.
 
-    Ask for the map with `mutable="intermediates"`; it is sown as it leaves the softmax.
+    `bias` makes a module that returns (h, n, m), which is added to the logits. `pre` and `post` make modules that mix
+    the heads before and after the softmax.
+
+    With LSA the scale is learned, one per head. If queries and keys are the same tokens (`same_tokens`; the queries may
+    be the first few of the keys), the diagonal is also set to -inf, after bias and mix: no token attends to itself.
+    Attention to other tokens, such as that of class tokens or to reduced keys, only gets the learned scale.
+
+    The map is the output of the softmax; get it with `mutable="intermediates"`.
     """
 
     dropout: float = 0.0
     lsa: LSAOption = False
-    shared_temperature: bool = False  # one for all heads, as Keras' example has it
+    shared_temperature: bool = False  # one for all heads, as in the Keras example
     scale: float | None = None  # None is d ** -0.5
     bias: Factory | None = None
     pre: Factory | None = None
@@ -77,7 +80,7 @@ class Attend(nn.Module):
         pre = None if self.pre is None else self.pre(name="pre")
         post = None if self.post is None else self.post(name="post")
         hidden = masked and same_tokens
-        if not (train and self.dropout) and not self.is_mutable_collection("intermediates"):  # nobody looks at the map
+        if not (train and self.dropout) and not self.is_mutable_collection("intermediates"):  # the map is not needed
             if pre is None and post is None:
                 return attend(q, k, v, temperature, bias, allowed, heads=heads, values=values, mask_diagonal=hidden)
             if bias is None and values is None and isinstance(pre, HeadMix | None) and isinstance(post, HeadMix | None):
@@ -101,7 +104,7 @@ class Attend(nn.Module):
         return merge_heads(jnp.einsum("...nm,...me->...ne", weights.astype(v.dtype), v))
 
     def first_scale(self, heads: int, q: Array, k: Array | None = None, *_: Array, values: int | None = None) -> float:
-        """What the logits are multiplied by, before any learning."""
+        """The initial factor of the logits."""
         dim = q.shape[-1] // heads
         if k is None:
             dim = dim // 3 if values is None else (dim - values) // 2
@@ -109,13 +112,13 @@ class Attend(nn.Module):
 
 
 class Attention(nn.Module):
-    """Multi-head attention of tokens to themselves, or to the tokens of `context`; `first`: only so many ask."""
+    """Multi-head self-attention, or attention to the tokens of `context`; with `first`, only of the first tokens."""
 
     heads: int
-    dim_head: int | None = None  # None shares the token's dimension out among the heads
+    dim_head: int | None = None  # None is dim / heads
     qkv_bias: bool = False
     dropout: float = 0.0  # on the map
-    out_dropout: float | None = None  # on the output; None is as on the map
+    out_dropout: float | None = None  # on the output; None is the same as on the map
     dense: Factory = Dense
     attend: Factory = Attend
 
@@ -148,10 +151,10 @@ class Attention(nn.Module):
 
 
 class HeadMix(nn.Module):
-    """Each head's map becomes a learned mix of all heads' ("talking heads", https://arxiv.org/abs/2003.02436)."""
+    """Replaces each head's map by a learned mix of all heads ("talking heads", https://arxiv.org/abs/2003.02436)."""
 
     use_bias: bool = True
-    std: float | None = None  # of the mix, at first; None is Xavier's
+    std: float | None = None  # initial standard deviation of the mix; None is Xavier
 
     def __call__(self, maps: Float[Array, "*lead h n m"]) -> Float[Array, "*lead h n m"]:
         return mix_heads(maps, self.weights(maps.shape[-3]))
@@ -163,7 +166,7 @@ class HeadMix(nn.Module):
 
 
 def head_dim(dim: int, heads: int, dim_head: int | None) -> int:
-    """The dimension of one head, given or shared out, or a ValueError when the heads do not fit."""
+    """The dimension of one head, by default dim / heads; a ValueError if the heads do not fit."""
     if heads < 1 or (dim_head is not None and dim_head < 1):
         raise ValueError(f"heads={heads} of dim_head={dim_head}: both must be at least 1")
     if dim_head is None and dim % heads:

@@ -1,4 +1,4 @@
-"""Dense and the two norms: the layers that every other one is made of."""
+"""Dense and the two norms, the basic layers of all others."""
 
 from collections.abc import Callable
 
@@ -10,7 +10,7 @@ from jaxtyping import Array, Float
 
 from smallvit.ops import at_least_float32, batch_norm, layer_norm, multiply
 
-# A factory makes a module once it is given a name, and whatever its caller adds: partial(Dense, ...).
+# A factory makes a module, given a name and whatever its caller adds: partial(Dense, ...).
 Factory = Callable[..., nn.Module]
 
 
@@ -19,14 +19,14 @@ def normal_or_xavier(std: float | None) -> jax.nn.initializers.Initializer:
 
 
 class Dense(nn.Module):
-    """x @ kernel + bias over the last axis, whatever stands in front of it; with `gelu`, the exact GELU of that."""
+    """x @ kernel + bias over the last axis, with any leading axes; with `gelu`, followed by exact GELU."""
 
     features: int
     use_bias: bool = True
     gelu: bool = False
     dtype: DTypeLike = jnp.float32
     kernel_init: jax.nn.initializers.Initializer = nn.initializers.xavier_normal()
-    uniform: bool = False  # kernel and bias are uniform within 1 / sqrt(inputs) at first, which is torch's default
+    uniform: bool = False  # initialise kernel and bias uniformly within 1 / sqrt(inputs), torch's default
 
     @nn.compact
     def __call__(self, x: Float[Array, "*lead d"]) -> Float[Array, "*lead features"]:
@@ -41,12 +41,12 @@ class Dense(nn.Module):
 
 
 def _uniform_within(bound: float) -> jax.nn.initializers.Initializer:
-    draw = jax.nn.initializers.uniform(2 * bound)  # from 0
+    draw = jax.nn.initializers.uniform(2 * bound)  # starts at 0
     return lambda *args, **kwargs: draw(*args, **kwargs) - bound
 
 
 class LayerNorm(nn.Module):
-    """Normalises the last axis in float32; two passes, since E[x^2] - E[x]^2 cancels on flat patches."""
+    """Normalises the last axis in float32; in two passes, since E[x^2] - E[x]^2 cancels on flat patches."""
 
     epsilon: float = 1e-5
     dtype: DTypeLike = jnp.float32
@@ -59,13 +59,13 @@ class LayerNorm(nn.Module):
         return layer_norm(rows, scale, bias, self.epsilon, self.dtype).reshape(x.shape)
 
 
-MOMENTUM = 0.9  # share of BatchNorm's running statistics that stays in a step
+MOMENTUM = 0.9  # fraction of BatchNorm's running statistics that is kept at each step
 
 
 class BatchNorm(nn.Module):
-    """Normalises each channel over the batch, in float32; evaluation has the running moments of `batch_stats`.
+    """Normalises each channel over the batch, in float32; evaluation uses the running moments of `batch_stats`.
 
-    `more` is added behind it, as the shortcut of a residual pair; with `relu`, the ReLU of that. Training needs
+    `more` is added to the output, as the shortcut of a residual pair; with `relu`, a ReLU follows. Training needs
     `mutable=["batch_stats"]`. As in torch, the running variance is the unbiased one.
     """
 

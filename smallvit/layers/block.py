@@ -15,7 +15,7 @@ from smallvit.ops.remat import recomputed, recomputes
 
 
 class MLP(nn.Module):
-    """Dense, exact GELU, Dense, with dropout behind each."""
+    """Dense, exact GELU, Dense, each followed by dropout."""
 
     hidden: int
     dropout: float = 0.0
@@ -35,16 +35,16 @@ _first_tokens = jax.make_user_context(None)
 
 @contextmanager
 def first_tokens(number: int | None) -> Iterator[None]:
-    """Of what a model that is traced within puts out, only so many tokens are read: its last block leaves out the rest.
+    """Within this context, the last block of a traced model outputs only its first `number` tokens.
 
-    They still read all others, and so are what they would be among them.
+    They still attend to all tokens, so their values do not change.
     """
     with _first_tokens(number):
         yield
 
 
 class LayerScale(nn.Module):
-    """A learned factor a channel, small at first (https://arxiv.org/abs/2103.17239)."""
+    """A learned factor per channel, small at initialisation (https://arxiv.org/abs/2103.17239)."""
 
     start: float
 
@@ -55,7 +55,7 @@ class LayerScale(nn.Module):
 
 
 class DropPath(nn.Module):
-    """Stochastic depth: leaves a residual branch out for some of the images, and rescales the rest by 1 / keep."""
+    """Stochastic depth: skips a residual branch for some images, and rescales the others by 1 / keep."""
 
     rate: float
 
@@ -66,24 +66,24 @@ class DropPath(nn.Module):
 
 
 def ramp(rate: float, depth: int) -> list[float]:
-    """Rates of stochastic depth that grow evenly from 0 in the first block to `rate` in the last."""
+    """Rates of stochastic depth that grow linearly from 0 in the first block to `rate` in the last."""
     return [rate * i / max(depth - 1, 1) for i in range(depth)]
 
 
 class Block(nn.Module):
-    """A pre-norm residual pair; with `branches`, that many of each side by side, summed.
+    """A pre-norm residual block of attention and MLP; with `branches`, that many of each in parallel, summed.
 
-    Anything with tokens in the last axis will do, a sequence `b n d` as well as a grid `b h w d`. Given a `context`,
-    the attention reads it after the tokens themselves, as a class token reads [cls; patches].
+    Tokens may be a sequence `b n d` or a grid `b h w d`. With a `context`, the tokens attend to themselves and the
+    context, as a class token does to [cls; patches].
     """
 
     attention: Factory
-    mlp: Factory | None  # None: attention alone
-    norm: Factory | None = LayerNorm  # None for a paper whose branches normalise themselves
+    mlp: Factory | None  # None: only attention
+    norm: Factory | None = LayerNorm  # None for papers whose branches normalise themselves
     branches: int = 1
     layer_scale: float | None = None
     drop_path: float = 0.0
-    last: bool = False  # of its model, on a sequence: tokens that nobody reads behind it (`first_tokens`) are left out
+    last: bool = False  # the model's last, on a sequence: skips tokens that are not used after it (`first_tokens`)
 
     @nn.compact
     def __call__(
@@ -128,10 +128,10 @@ def _run_block(
 
 
 class Stage(nn.Module):
-    """Blocks one after another, of one grid."""
+    """A sequence of blocks on one grid."""
 
     blocks: tuple[Factory, ...]
-    peg: Factory | None = None  # of papers that put one behind the first block
+    peg: Factory | None = None  # for papers with a PEG after the first block
 
     @nn.compact
     def __call__(self, x: Float[Array, "b *rest d"], *, train: bool = False) -> Float[Array, "b *some d"]:

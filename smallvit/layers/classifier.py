@@ -1,4 +1,4 @@
-"""What all architectures have in common: an image in, tokens, one pooled vector, the scores of the classes."""
+"""The common interface of all architectures: from an image to tokens, a pooled vector and logits."""
 
 import flax.linen as nn
 import jax.numpy as jnp
@@ -12,12 +12,12 @@ from smallvit.ops.size import Images
 
 
 class Classifier(nn.Module, kw_only=True):
-    """An architecture fills in `features`; with `num_classes=0` the pooled features are the output."""
+    """Base class; an architecture implements `features`. With `num_classes=0` it returns the pooled features."""
 
     num_classes: int
     pool: Pool = "mean"
-    head_std: float | None = 0.02  # of the head, at first: small, so that all classes are as likely; None is Xavier's
-    dtype: DTypeLike = jnp.float32  # of the computation; parameters stay float32
+    head_std: float | None = 0.02  # at initialisation: small, so that all classes start equally likely; None is Xavier
+    dtype: DTypeLike = jnp.float32  # of the computation; parameters are float32
 
     def setup(self) -> None:
         check_pool(self.pool)
@@ -38,9 +38,9 @@ class Classifier(nn.Module, kw_only=True):
         return x if self.head is None else self.head(x)
 
     def features(self, image: Images, *, train: bool = False) -> Float[Array, "b n d"]:
-        """The normalised tokens before the head, a class token first if there is one."""
+        """The normalised tokens before the head, with the class token first if there is one."""
         raise NotImplementedError
 
     def pooled(self, tokens: Float[Array, "b n d"], *, train: bool = False) -> Float[Array, "b k"]:
-        """One vector an image, which the head reads."""
+        """One vector per image, the input of the head."""
         return pool_tokens(tokens, self.pool)

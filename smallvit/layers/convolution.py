@@ -12,9 +12,9 @@ from smallvit.ops.size import Size, pair
 
 
 class Conv(nn.Module):
-    """A convolution that pads with zeros, as many on all four sides; `depthwise`, each channel has kernels of its own.
+    """A convolution with equal zero padding on all four sides; with `depthwise`, each channel has its own kernels.
 
-    Padding is a number, never a name: "SAME" pads the bottom and the right alone where the stride is 2.
+    Padding is a number, never a name: "SAME" only pads the bottom and the right if the stride is 2.
     """
 
     features: int
@@ -41,7 +41,7 @@ class Conv(nn.Module):
 
 
 class ConvNorm(nn.Module):
-    """A convolution without bias, then a BatchNorm; `more` is added behind it, then comes the ReLU if there is one."""
+    """A convolution without bias, then BatchNorm; `more` is added to the output, and an optional ReLU follows."""
 
     features: int
     kernel_size: Size

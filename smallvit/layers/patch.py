@@ -13,7 +13,7 @@ from smallvit.ops.size import Size, pair
 
 
 class PatchEmbed(nn.Module):
-    """Each patch through one Dense; `norm` puts a LayerNorm before and after it."""
+    """Maps each patch through one Dense; `norm` adds a LayerNorm before and after it."""
 
     dim: int
     patch_size: Size
@@ -22,7 +22,7 @@ class PatchEmbed(nn.Module):
 
     @property
     def sees(self) -> tuple[int, int]:
-        """Height and width of the part of the image behind a token."""
+        """Height and width of the image region behind a token."""
         return pair(self.patch_size)
 
     @nn.compact
@@ -37,13 +37,13 @@ class PatchEmbed(nn.Module):
 class SPT(nn.Module):
     """Shifted Patch Tokenization: patches of the image and its shifted copies, normalised, through one Dense.
 
-    With the default shift, half a patch, a token sees a window of twice the patch size. Patch size 1 shifts by 0.
+    With the default shift of half a patch, a token sees a window of twice the patch size. Patch size 1 shifts by 0.
     """
 
     dim: int
     patch_size: Size
     directions: Directions = "diagonal"
-    shift: Size | None = None  # in pixels, for a pair down and across; None is half the patch
+    shift: Size | None = None  # in pixels, or a pair for down and across; None is half the patch
     dense: Factory = Dense
     norm: Factory = LayerNorm
 
@@ -55,7 +55,7 @@ class SPT(nn.Module):
 
     @property
     def sees(self) -> tuple[int, int]:
-        """Height and width of the part of the image behind a token."""
+        """Height and width of the image region behind a token."""
         (p, q), (down, across) = pair(self.patch_size), self.shifts
         return p + 2 * down, q + 2 * across
 
@@ -67,9 +67,9 @@ class SPT(nn.Module):
 
 
 class SPTPool(nn.Module):
-    """SPT between two stages: every 2 x 2 tokens of the grid become one; a class token takes its own Dense.
+    """SPT between two stages: merges 2 x 2 tokens of the grid into one; a class token has its own Dense.
 
-    A grid with an odd side gets a row or column of zeros at its end.
+    A grid with an odd side is padded with a row or column of zeros.
     """
 
     dim: int
@@ -105,7 +105,7 @@ def patch_embed(
     norm: Factory = LayerNorm,
     name: str = "patches",
 ) -> PatchEmbed | SPT:
-    """The first layer of an architecture that cuts patches: SPT when it is asked for, plain otherwise."""
+    """The first layer of an architecture that cuts patches: SPT if enabled, else plain patches."""
     if not spt:
         return PatchEmbed(dim, patch_size, patch_norm, dense, name=name)
     return SPT(dim, patch_size, spt_directions(spt), shift, dense, norm, name=name)

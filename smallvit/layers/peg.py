@@ -1,4 +1,4 @@
-"""Positions from the neighbourhood (https://arxiv.org/abs/2102.10882): a depthwise convolution sees the border."""
+"""Conditional positions (https://arxiv.org/abs/2102.10882): a depthwise convolution detects the border."""
 
 import flax.linen as nn
 import jax.numpy as jnp
@@ -9,7 +9,7 @@ from smallvit.layers.convolution import Conv
 
 
 class PEG(nn.Module):
-    """The positional encoding generator: adds to each token a learned sum over its neighbours, channel by channel."""
+    """Positional encoding generator: adds to each token a learned sum over its neighbours, per channel."""
 
     kernel_size: int = 3
     dtype: DTypeLike = jnp.float32
@@ -17,7 +17,7 @@ class PEG(nn.Module):
     @nn.compact
     def __call__(self, x: Float[Array, "b h w d"]) -> Float[Array, "b h w d"]:
         if self.kernel_size % 2 == 0:
-            raise ValueError(f"PEG kernel size {self.kernel_size} must be odd: a token stands in the middle of it")
+            raise ValueError(f"PEG kernel size {self.kernel_size} must be odd: the token is at its centre")
         around = self.kernel_size // 2
         conv = Conv(x.shape[-1], self.kernel_size, padding=around, depthwise=True, dtype=self.dtype, name="conv")
         return x + conv(x)

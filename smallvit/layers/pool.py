@@ -1,4 +1,4 @@
-"""Fewer tokens out than in: to one vector for the head, or to a few merged tokens."""
+"""Pooling of tokens: to one vector for the head, or to a few merged tokens."""
 
 from typing import Literal, get_args
 
@@ -23,7 +23,7 @@ def pool_tokens(x: Float[Array, "b n d"], pool: Pool) -> Float[Array, "b d"]:
 
 
 class PatchMerger(nn.Module):
-    """A few learned queries each read all tokens (https://arxiv.org/abs/2202.12015): n in, a fixed number out."""
+    """Learned queries that each attend to all tokens (https://arxiv.org/abs/2202.12015): n in, a fixed number out."""
 
     dim: int
     num_tokens_out: int

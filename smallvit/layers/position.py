@@ -1,4 +1,4 @@
-"""Where a token stands: learned positions, and how they follow another image size."""
+"""Learned positions, and their resampling to another image size."""
 
 import flax.linen as nn
 import jax
@@ -10,9 +10,9 @@ from smallvit.common.paths import by_path, nested
 
 
 class PositionEmbed(nn.Module):
-    """Adds a learned vector to each token: one a place of the grid, one a token that stands before the grid.
+    """Adds a learned vector to each token: one per place of the grid, one per token before the grid.
 
-    The grid keeps its two axes in the parameters, so that they can be resampled to another image size.
+    The parameters keep the two axes of the grid, so that they can be resampled to another image size.
     """
 
     grid: tuple[int, int]
@@ -29,7 +29,7 @@ class PositionEmbed(nn.Module):
 
 
 class ClassToken(nn.Module):
-    """Puts one learned token before the others."""
+    """Prepends a learned token."""
 
     std: float = 0.02
 
@@ -41,7 +41,7 @@ class ClassToken(nn.Module):
 
 
 def resample_positions(variables: dict, model: nn.Module, image: Array | jax.ShapeDtypeStruct) -> dict:
-    """The variables fitted to `model` on images like `image`: tables of positions are interpolated.
+    """Fits variables to `model` on images like `image`, by interpolation of the position tables.
 
     model = ViT(image_size=64, ...); variables = resample_positions(variables_at_32, model, images_at_64)
     """
@@ -49,30 +49,32 @@ def resample_positions(variables: dict, model: nn.Module, image: Array | jax.Sha
     shapes = {path: leaf.shape for path, leaf in by_path(wanted).items()}
     given = by_path(variables)
     if odd := sorted(shapes.keys() ^ given.keys()):
-        some = ", ".join(odd[:5])
-        raise ValueError(f"these are another model's variables, {some} on one side only: use their class and fields")
+        names = ", ".join(odd[:5])
+        raise ValueError(
+            f"the variables are from another model, {names} exist in only one: use the same class and fields"
+        )
 
     def fit(path: str, table: Array) -> Array:
         if table.shape == shapes[path]:
             return table
         if not is_table(path):
-            raise ValueError(f"{path} is {table.shape}, the model wants {shapes[path]}: only positions are resampled")
+            raise ValueError(f"{path} is {table.shape}, the model needs {shapes[path]}: only positions are resampled")
         return resample_table(path, table, shapes[path])
 
     return nested({path: fit(path, table) for path, table in given.items()})
 
 
 def is_table(path: str) -> bool:
-    """Whether a parameter follows the grid: learned positions, the bias of offsets, or that of distances."""
+    """Whether the shape of a parameter depends on the grid: positions, or biases of offsets or distances."""
     return path.endswith(("/grid", "/distances"))
 
 
 def resample_table(path: str, table: Array | np.ndarray, shape: tuple[int, ...]) -> Array:
-    """A table of another grid, interpolated; its middle stays its middle, the distance 0 stays the first."""
+    """Interpolates a table to another grid; its centre stays the centre, and distance 0 stays first."""
     table = jnp.asarray(table)
     if not path.endswith("/distances"):
         return jax.image.resize(table, shape, "bicubic")
-    # With the other half, the same mirrored, it is a table of offsets, whose middle is the distance 0.
+    # Mirrored, the distances become a table of offsets with distance 0 at its centre.
     for axis in (0, 1):
         table = jnp.concatenate([jnp.flip(jax.lax.slice_in_dim(table, 1, None, axis=axis), axis), table], axis=axis)
     h, w, heads = shape

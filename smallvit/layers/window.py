@@ -1,4 +1,4 @@
-"""Attention inside windows of a grid (https://arxiv.org/abs/2103.14030): cut, put back, biased."""
+"""Attention inside windows of a grid (https://arxiv.org/abs/2103.14030), and its relative bias."""
 
 import flax.linen as nn
 import jax.numpy as jnp
@@ -11,7 +11,7 @@ from smallvit.ops.windows import window_allowed, window_merge, window_offsets, w
 
 
 class WindowAttention(nn.Module):
-    """`attention` within each window of a grid; with a shift, within the windows of the grid rolled by it."""
+    """Applies `attention` within each window of a grid; with a shift, within the windows of the rolled grid."""
 
     attention: Factory
     window: Size
@@ -30,7 +30,7 @@ class WindowAttention(nn.Module):
 
 
 class RelativeBias(nn.Module):
-    """A learned number for each head and each offset between two tokens of a window, to be added to the logits."""
+    """A learned bias of the logits per head and offset between two tokens of a window."""
 
     heads: int
     window: Size

@@ -1,4 +1,4 @@
-"""One paper, one file, one public class and its presets; importing this registers all of them."""
+"""The architectures: one paper, one file, one public class and its presets. Importing this registers all of them."""
 
 from smallvit.models.cait import CaiT
 from smallvit.models.crossformer import CrossFormer

@@ -1,6 +1,6 @@
-"""CaiT (https://arxiv.org/abs/2103.17239): patches read each other first, then a class token reads the patches.
+"""CaiT (https://arxiv.org/abs/2103.17239): patches attend to each other first, then a class token to the patches.
 
-What lets it be deep: a small learned factor on every branch (LayerScale), and heads that talk to each other.
+Two parts allow for depth: a small learned factor on every branch (LayerScale), and talking heads.
 """
 
 from functools import partial
@@ -41,23 +41,23 @@ class CaiT(Classifier, kw_only=True):
     patch_size: Size
     dim: int
     depth: int
-    cls_depth: int = 2  # of the layers in which only the class token reads; dropout is not for them
+    cls_depth: int = 2  # layers in which only the class token attends, without dropout
     heads: int
     mlp_dim: int
     pool: Pool = "cls"
     dim_head: int | None = 64  # None is dim / heads
     dropout: float = 0.0
     emb_dropout: float = 0.0
-    drop_path: float = 0.0  # the same rate in every layer of the patches
-    cls_drop_path: bool = False  # and in those of the class token
-    layer_dropout: float = 0.0  # the chance that a layer of the patches is left out for the whole batch
+    drop_path: float = 0.0  # the same rate in every patch layer
+    cls_drop_path: bool = False  # the same rate in the class token's layers, too
+    layer_dropout: float = 0.0  # probability that a patch layer is skipped for the whole batch
     qkv_bias: bool = True
-    layer_scale: float | None = None  # at first; None is 0.1 up to the 18th layer, 1e-5 up to the 24th, then 1e-6
+    layer_scale: float | None = None  # None is 0.1 up to the 18th layer, 1e-5 up to the 24th, then 1e-6
     mix_bias: bool = True
-    mix_std: float | None = None  # of the mix of the heads, at first; None is Xavier's
-    mix_class: bool = False  # the heads of the class token's attention talk too
+    mix_std: float | None = None  # initial standard deviation of the head mix; None is Xavier
+    mix_class: bool = False  # talking heads in the class token's attention, too
     norm_eps: float = 1e-6
-    token_std: float = 0.02  # of the class token and the positions, at first
+    token_std: float = 0.02  # initial standard deviation of class token and positions
     spt: SPTOption = False
     spt_shift: Size | None = None
     lsa: LSAOption = False
@@ -66,11 +66,11 @@ class CaiT(Classifier, kw_only=True):
     def features(self, image: Images, *, train: bool = False) -> Float[Array, "b n d"]:
         image = check_image(image, self.image_size, self.dtype)
         if self.pool != "cls":
-            raise ValueError(f"pool={self.pool!r}: CaiT's class layers are its way to pool, leave it at 'cls'")
+            raise ValueError(f"pool={self.pool!r}: CaiT pools by its class layers, leave it at 'cls'")
         if self.cls_depth < 1:
             raise ValueError(f"cls_depth={self.cls_depth} must be at least 1, or the class token never sees the image")
         if not 0 <= self.layer_dropout < 1:
-            raise ValueError(f"layer_dropout={self.layer_dropout} is a chance: choose from 0 to below 1")
+            raise ValueError(f"layer_dropout={self.layer_dropout} must be a probability from 0 to below 1")
         norm = partial(LayerNorm, epsilon=self.norm_eps, dtype=self.dtype)
         dense = partial(Dense, dtype=self.dtype)
         attention = partial(Attention, heads=self.heads, dim_head=self.dim_head, qkv_bias=self.qkv_bias, dense=dense)
@@ -128,8 +128,8 @@ register(
     CaiT,
     cait_xxs24=dict(dim=192, heads=4, mlp_dim=768, **_published),
     cait_s24=dict(dim=384, heads=8, mlp_dim=1536, **_published),
-    # The model of https://arxiv.org/abs/2112.13492 for 32 and 64 pixels, but for its class attention, which leaves the
-    # class token itself out: ours reads [cls; patches], as CaiT's does, with the same parameters.
+    # The model of https://arxiv.org/abs/2112.13492 for 32 and 64 pixels, except for its class attention, which excludes
+    # the class token itself: ours attends to [cls; patches], as in CaiT, with the same parameters.
     cait_small_data=dict(
         image_size=32,
         patch_size=patch_of(8),
@@ -147,6 +147,6 @@ register(
         mix_std=1.0,
         head_std=None,
     ),
-    # For minutes on a CPU.
+    # Trains in minutes on a CPU.
     cait_tiny_data=dict(image_size=32, patch_size=patch_of(8), dim=96, depth=6, heads=4, dim_head=24, mlp_dim=192),
 )

@@ -1,4 +1,4 @@
-"""CrossFormer (https://arxiv.org/abs/2108.00154): tokens of several scales read their neighbours, then far ones."""
+"""CrossFormer (https://arxiv.org/abs/2108.00154): tokens of several scales attend to near ones, then to far ones."""
 
 from functools import partial
 
@@ -41,22 +41,23 @@ from smallvit.registry import register
 
 
 class CrossFormer(Classifier, kw_only=True):
-    """In each stage the blocks take turns: short-distance attention within windows, long-distance attention of the
-    tokens that stand `global_window_size` apart. At 224 pixels both have groups of 7 x 7.
+    """Alternates short-distance attention within windows and long-distance attention.
+
+    The latter is among tokens that are `global_window_size` apart. At 224 pixels both have groups of 7 x 7.
     """
 
     dim: tuple[int, ...]
     depth: tuple[int, ...]
-    global_window_size: int | tuple[int, ...] = (8, 4, 2, 1)  # the distance between two tokens of a long-distance group
-    local_window_size: int | tuple[int, ...] = 7  # of a short-distance group; where the grid is smaller, the grid
-    embed_kernels: tuple[int, ...] = (4, 8, 16, 32)  # the first is the stride too
+    global_window_size: int | tuple[int, ...] = (8, 4, 2, 1)  # distance between tokens of a long-distance group
+    local_window_size: int | tuple[int, ...] = 7  # of a short-distance group; at most the grid
+    embed_kernels: tuple[int, ...] = (4, 8, 16, 32)  # the first is also the stride
     merge_kernels: tuple[int, ...] = (2, 4)
     dim_head: int = 32
     mlp_ratio: float = 4.0
     dropout: float = 0.0
-    drop_path: float = 0.0  # of the last block, growing from 0 in the first
+    drop_path: float = 0.0  # of the last block, growing linearly from 0 in the first
     norm_eps: float = 1e-5
-    image_size: Size | None = None  # None takes any that the stride of the embedding divides
+    image_size: Size | None = None  # None accepts any size divisible by the stride of the embedding
     spt: SPTOption = False
     spt_shift: Size | None = None  # None is half the stride
     lsa: LSAOption = False
@@ -111,7 +112,7 @@ class CrossFormer(Classifier, kw_only=True):
         return norm(name="norm")(rearrange(x, "b h w d -> b (h w) d"))
 
     def _stages(self) -> list[tuple[int, ...]]:
-        """The numbers that each stage has of its own, one tuple each."""
+        """The settings of each stage, one tuple per stage."""
         stages = len(self.dim)
         given = dict(
             depth=self.depth, global_window_size=self.global_window_size, local_window_size=self.local_window_size
@@ -128,7 +129,7 @@ class CrossFormer(Classifier, kw_only=True):
 
 
 class CrossScaleEmbed(nn.Module):
-    """Convolutions of several kernels around the same centres, side by side; the larger, the fewer channels."""
+    """Concatenates convolutions of several kernel sizes with the same centres; larger ones have fewer channels."""
 
     dim: int
     kernels: tuple[int, ...]
@@ -137,7 +138,7 @@ class CrossScaleEmbed(nn.Module):
     @nn.compact
     def __call__(self, x: Float[Array, "b H W c"]) -> Float[Array, "b h w d"]:
         stride, last = self.kernels[0], len(self.kernels) - 1
-        # Half the channels go to the first, half of the rest to the next, the last two have as many.
+        # Half of the channels for the first, half of the rest for the next; the last two have the same number.
         dims = [self.dim // 2 ** min(i + 1, last) for i in range(last + 1)]
         if sum(dims) != self.dim or any((k - stride) % 2 for k in self.kernels):
             raise ValueError(
@@ -149,7 +150,7 @@ class CrossScaleEmbed(nn.Module):
 
 
 class LongDistance(nn.Module):
-    """`attention` among the tokens that stand `interval` apart, down and across."""
+    """Applies `attention` among tokens that are `interval` apart, down and across."""
 
     attention: Factory
     interval: int
@@ -165,7 +166,7 @@ class LongDistance(nn.Module):
 
 
 def long_distance_allowed(grid: tuple[int, int], interval: int) -> Bool[np.ndarray, "g 1 n n"] | None:
-    """Nobody reads what fills the grid up to a multiple of the interval; None where nothing does."""
+    """A mask that excludes the padding of the grid to a multiple of the interval; None without padding."""
     if grid[0] % interval == 0 and grid[1] % interval == 0:
         return None
     rows, columns = np.mgrid[: grid[0] + -grid[0] % interval, : grid[1] + -grid[1] % interval]
@@ -175,7 +176,7 @@ def long_distance_allowed(grid: tuple[int, int], interval: int) -> Bool[np.ndarr
 
 
 class DynamicBias(nn.Module):
-    """The bias of two tokens of a group is a small network of the offset between them, so that groups have any size."""
+    """Computes the bias of two tokens of a group with a small network of their offset, so groups may have any size."""
 
     heads: int
     group: Size
@@ -195,7 +196,7 @@ class DynamicBias(nn.Module):
 
 
 def groups_of_seven(image_size: Size) -> tuple[int, ...]:
-    """The intervals that leave 7 x 7 tokens in a group, as near as they can."""
+    """The intervals that leave groups of about 7 x 7 tokens."""
     side = min(pair(image_size)) // 4
     return tuple(max(side // 2**stage // 7, 1) for stage in range(4))
 
@@ -216,7 +217,7 @@ register(
         global_window_size=groups_of_seven,
         drop_path=0.2,
     ),
-    # For minutes on a CPU.
+    # Trains in minutes on a CPU.
     crossformer_tiny_data=dict(
         image_size=32,
         dim=(32, 64, 128),

@@ -1,4 +1,4 @@
-"""CrossViT (https://arxiv.org/abs/2103.14899): one ViT of small and one of large patches, whose class tokens visit."""
+"""CrossViT (https://arxiv.org/abs/2103.14899): two ViTs of small and large patches whose class tokens cross-attend."""
 
 from functools import partial
 
@@ -38,13 +38,13 @@ from smallvit.registry import register
 
 
 class CrossViT(Classifier, kw_only=True):
-    """Its features are one token: both class tokens side by side, or both averages of the patches."""
+    """The features are one token: both class tokens concatenated, or the means of both scales' patches."""
 
     image_size: Size
-    depth: int  # of the blocks that have both scales
+    depth: int  # blocks with both scales
     sm_dim: int
     sm_patch_size: Size
-    sm_enc_depth: int  # of the small patches' encoder in each block
+    sm_enc_depth: int  # depth of the small patches' encoder in each block
     sm_enc_heads: int
     sm_enc_mlp_dim: int
     lg_dim: int
@@ -53,7 +53,7 @@ class CrossViT(Classifier, kw_only=True):
     lg_enc_depth: int
     lg_enc_heads: int
     lg_enc_mlp_dim: int
-    cross_attn_depth: int = 1  # how often a visiting class token reads
+    cross_attn_depth: int = 1  # rounds of cross-attention per block
     cross_attn_heads: int
     pool: Pool = "cls"
     dim_head: int | None = None  # None is dim / heads
@@ -62,7 +62,7 @@ class CrossViT(Classifier, kw_only=True):
     drop_path: float = 0.0  # the same rate in every layer
     qkv_bias: bool = True
     norm_eps: float = 1e-6
-    token_std: float = 0.02  # of the class tokens and the positions, at first
+    token_std: float = 0.02  # initial standard deviation of class token and positions
     spt: SPTOption = False
     spt_shift: Size | None = None
     lsa: LSAOption = False
@@ -120,9 +120,9 @@ class CrossViT(Classifier, kw_only=True):
 
 
 class Visit(nn.Module):
-    """A class token is projected to the other scale's dimension, reads [itself; the patches there], and comes back.
+    """Projects a class token to the other scale's dimension, lets it attend to [itself; the patches there], and back.
 
-    With several rounds it reads all of them in each; timm's second round reads the token alone.
+    In each of several rounds it attends to all of them; timm's second round attends to the token alone.
     """
 
     rounds: int
@@ -145,7 +145,7 @@ class Visit(nn.Module):
 
 
 class MeanOfHeads(nn.Module):
-    """One head for each scale; the scores are averaged."""
+    """One head per scale; the logits are averaged."""
 
     num_classes: int
     sm_dim: int
@@ -159,7 +159,7 @@ class MeanOfHeads(nn.Module):
 
 
 def resize(image: Float[Array, "b H W c"], size: Size) -> Float[Array, "b h w c"]:
-    """PyTorch's bicubic interpolation, which the authors' weights are used to; jax.image has another curve."""
+    """PyTorch's bicubic interpolation, which the authors' weights expect; jax.image uses another kernel."""
     height, width = pair(size)
     if image.shape[1:3] == (height, width):
         return image
@@ -169,7 +169,7 @@ def resize(image: Float[Array, "b H W c"], size: Size) -> Float[Array, "b h w c"
 
 
 def cubic_weights(old: int, new: int) -> Float[np.ndarray, "{new} {old}"]:
-    """The share of each old pixel in each new one: Keys' cubic at a = -0.75, edges repeated, no low-pass filter."""
+    """The weight of each old pixel in each new one: Keys' cubic with a = -0.75, edges repeated, no antialiasing."""
     centre = (np.arange(new) + 0.5) * old / new - 0.5
     weights = np.zeros((new, old))
     for step in (-1, 0, 1, 2):
@@ -207,7 +207,7 @@ register(
         **dict(sm_dim=192, sm_enc_heads=6, sm_enc_mlp_dim=768),
         **dict(lg_dim=384, lg_enc_heads=6, lg_enc_mlp_dim=1536, cross_attn_heads=6),
     ),
-    # For minutes on a CPU.
+    # Trains in minutes on a CPU.
     crossvit_tiny_data=dict(
         image_size=32,
         depth=2,

@@ -1,4 +1,4 @@
-"""CvT (https://arxiv.org/abs/2103.15808): convolutions make the tokens, and their queries, keys and values."""
+"""CvT (https://arxiv.org/abs/2103.15808): convolutions make the tokens, and the queries, keys and values."""
 
 from functools import partial
 
@@ -30,8 +30,8 @@ from smallvit.registry import register
 
 
 class CvT(Classifier, kw_only=True):
-    image_size: Size | None = None  # None takes any: there are no positions
-    pool: Pool = "cls"  # a class token joins in the last stage
+    image_size: Size | None = None  # None accepts any size: there are no positions
+    pool: Pool = "cls"  # the class token is added in the last stage
     s1_emb_dim: int = 64
     s1_emb_kernel: int = 7
     s1_emb_stride: int = 4
@@ -57,7 +57,7 @@ class CvT(Classifier, kw_only=True):
     s3_depth: int = 10
     s3_mlp_mult: int = 4
     dropout: float = 0.0
-    drop_path: float = 0.0  # of the last block, growing evenly from 0 at the start of the last stage
+    drop_path: float = 0.0  # of the last block, growing linearly from 0 at the start of the last stage
     qkv_bias: bool = True
     norm_eps: float = 1e-5
     spt: SPTOption = False
@@ -73,7 +73,7 @@ class CvT(Classifier, kw_only=True):
         x = shift_image(image, self.s1_emb_stride, spt=self.spt, shift=self.spt_shift)
         for stage in range(3):
             dim, kernel, stride = (self._of(stage, name) for name in ("emb_dim", "emb_kernel", "emb_stride"))
-            # The authors' 2 for kernel 7 and stride 4, and 1 for 3 and 2.
+            # The authors' values: 2 for kernel 7 and stride 4, 1 for kernel 3 and stride 2.
             padding = max(kernel - stride + 1, 0) // 2
             x = Conv(dim, kernel, stride, padding, dtype=self.dtype, name=f"embed_{stage}")(x)
             grid = x.shape[1], x.shape[2]
@@ -105,7 +105,7 @@ class CvT(Classifier, kw_only=True):
 
 
 class ConvAttention(nn.Module):
-    """Queries, keys and values each take a depthwise convolution; a stride leaves fewer keys and values."""
+    """Attention with depthwise convolutions for queries, keys and values; a stride leaves fewer keys and values."""
 
     heads: int
     grid: tuple[int, int]
@@ -133,7 +133,7 @@ class ConvAttention(nn.Module):
             return self.dense(dim, use_bias=self.qkv_bias, name=name)(jnp.concatenate([cls, y], axis=1))
 
         q, k, v = project("q", 1), project("k", self.kv_stride), project("v", self.kv_stride)
-        # The authors divide by the root of the whole dimension, not of one head's.
+        # The authors divide by the square root of the whole dimension, not of one head's.
         attend = self.attend(dropout=self.dropout, scale=dim**-0.5, name="attend")
         x = attend(q, k, v, heads=self.heads, same_tokens=q.shape == k.shape, train=train)
         x = self.dense(dim, name="out")(x)
@@ -144,7 +144,7 @@ register(
     CvT,
     cvt_13=dict(image_size=224, drop_path=0.1),
     cvt_21=dict(image_size=224, s2_depth=4, s3_depth=16, drop_path=0.1),
-    # For minutes on a CPU.
+    # Trains in minutes on a CPU.
     cvt_tiny_data=dict(
         image_size=32,
         s1_emb_stride=stride_of(16),

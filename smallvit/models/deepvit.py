@@ -1,6 +1,6 @@
-"""DeepViT (https://arxiv.org/abs/2103.11886): deep layers all read alike, so heads remix their maps ("re-attention").
+"""DeepViT (https://arxiv.org/abs/2103.11886): maps of deep layers become alike, so heads remix them ("re-attention").
 
-Behind the softmax each head's map becomes a learned mix of all heads' maps, normalised over the heads.
+After the softmax, each head's map becomes a learned mix of all heads' maps, normalised over the heads.
 """
 
 from functools import partial
@@ -21,7 +21,7 @@ class DeepViT(ViT, kw_only=True):
 
 
 class ReAttention(nn.Module):
-    """Norm(mix(maps)). The paper leaves the norm open; a LayerNorm over the heads keeps images independent."""
+    """Norm(mix(maps)). The paper does not specify the norm; a LayerNorm over the heads keeps images independent."""
 
     @nn.compact
     def __call__(self, maps: Float[Array, "*lead h n m"]) -> Float[Array, "*lead h n m"]:
@@ -32,10 +32,10 @@ class ReAttention(nn.Module):
 
 register(
     DeepViT,
-    # The paper's 16 blocks of 384 channels, 24.5 M parameters, re-attention in each; without the convolution stem of
-    # its ImageNet models.
+    # The paper's 16 blocks of 384 channels, 24.5 M parameters, with re-attention in each, but without the convolutional
+    # stem of its ImageNet models.
     deepvit_s=dict(image_size=224, patch_size=16, dim=384, depth=16, heads=12, mlp_dim=1152, dim_head=None),
-    # For minutes on a CPU.
+    # Trains in minutes on a CPU.
     deepvit_tiny_data=dict(
         image_size=32, patch_size=patch_of(8), dim=128, depth=4, heads=4, mlp_dim=256, dim_head=None
     ),

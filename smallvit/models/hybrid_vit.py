@@ -1,8 +1,8 @@
-"""HybridViT, a model of our own for few images and few minutes: convolutions make the tokens, attention compares them.
+"""HybridViT, our own model for few images and short training: convolutions make the tokens, attention compares them.
 
 Its parts are known: a convolutional stem (https://arxiv.org/abs/2106.14881), here a long one of residual pairs
 (https://arxiv.org/abs/1512.03385), a depthwise convolution in the MLP (https://arxiv.org/abs/2210.05958), mean pooling,
-and SPT and LSA (https://arxiv.org/abs/2112.13492) as in every model here. What each part gave is in docs/results.md.
+and SPT and LSA (https://arxiv.org/abs/2112.13492) as in every model here. docs/results.md has the gain of each part.
 """
 
 from functools import partial
@@ -41,7 +41,7 @@ class HybridViT(Classifier, kw_only=True):
     heads: int
     mlp_dim: int
     dropout: float = 0.0
-    drop_path: float = 0.0  # of the last block, growing evenly from 0 in the first
+    drop_path: float = 0.0  # of the last block, growing linearly from 0 in the first
     spt: SPTOption = False
     spt_shift: Size | None = None
     lsa: LSAOption = False
@@ -73,13 +73,13 @@ class HybridViT(Classifier, kw_only=True):
         return norm(name="norm")(x)
 
     def _convolve(self, width: int, stride: tuple[int, int], name: str) -> ConvNorm:
-        """3 x 3, or larger where the stride would leave pixels out."""
+        """A 3 x 3 convolution, or a larger one if the stride would skip pixels."""
         size = max(3, 2 * stride[0] - 1), max(3, 2 * stride[1] - 1)
         return ConvNorm(width, size, stride, (size[0] // 2, size[1] // 2), relu=True, dtype=self.dtype, name=name)
 
 
 class ConvPair(nn.Module):
-    """Two convolutions beside a shortcut."""
+    """Two convolutions with a shortcut."""
 
     dtype: DTypeLike = jnp.float32
 
@@ -90,7 +90,7 @@ class ConvPair(nn.Module):
 
 
 class LocalMLP(nn.Module):
-    """An MLP whose hidden tokens also see their neighbours on the grid, each channel by itself."""
+    """An MLP with a depthwise convolution over the hidden tokens of the grid."""
 
     hidden: int
     grid: tuple[int, int]
@@ -110,7 +110,7 @@ class LocalMLP(nn.Module):
 
 
 def strides_for(image_size: Size) -> tuple[Size, ...]:
-    """At least 7 x 7 tokens of any image from 28 pixels on: 8 x 8 of 32 and of 64 pixels."""
+    """Strides that leave at least 7 x 7 tokens from 28 pixels on: 8 x 8 for 32 and for 64 pixels."""
     first = [min(max(side // 28, 1), 4) for side in pair(image_size)]
     return (first[0], first[1]), 2, 2
 

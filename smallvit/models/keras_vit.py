@@ -1,7 +1,7 @@
 """The ViT of the Keras example for small data sets (https://keras.io/examples/vision/vit_small_ds/).
 
-Its quirks are kept, since trained weights depend on them: GELU behind both layers of the MLP, one temperature a layer,
-no class token, and a large MLP that reads all tokens, flattened, before the head.
+Its quirks are kept, since trained weights depend on them: GELU after both layers of the MLP, one temperature per layer,
+no class token, and a large MLP over all flattened tokens before the head.
 """
 
 from functools import partial
@@ -82,7 +82,7 @@ class KerasViT(Classifier, kw_only=True):
 
 
 class GeluStack(nn.Module):
-    """Dense layers, each with exact GELU and dropout behind it, the last one too."""
+    """Dense layers, each followed by exact GELU and dropout, including the last."""
 
     widths: tuple[int, ...]
     dropout: float = 0.0

@@ -39,9 +39,9 @@ from smallvit.registry import register
 
 
 class LeViT(Classifier, kw_only=True):
-    """With `num_distill_classes`, a second head learns from a teacher; `method="both_heads"` returns both scores.
+    """With `num_distill_classes`, a second head learns from a teacher; `method="both_heads"` returns both logits.
 
-    The model's own output is their average where the classes are the same, the first head's otherwise.
+    The output is their mean if the classes are the same, else that of the first head.
     """
 
     image_size: Size
@@ -50,13 +50,13 @@ class LeViT(Classifier, kw_only=True):
     heads: int | tuple[int, ...]
     mlp_mult: int = 2
     stages: int = 3
-    stem_depth: int = 4  # convolutions in front, each of which halves the image
+    stem_depth: int = 4  # convolutions before the first stage; each halves the image
     dim_key: int = 32
     dim_value: int = 64
     dropout: float = 0.0
     drop_path: float = 0.0  # the same rate in every block
     num_distill_classes: int | Literal["same"] | None = None
-    residual_init: float = 0.0  # what the last BatchNorm of each residual branch scales with, at first
+    residual_init: float = 0.0  # initial scale of the last BatchNorm of each residual branch
     spt: SPTOption = False
     spt_shift: Size | None = None
     lsa: LSAOption = False
@@ -78,7 +78,7 @@ class LeViT(Classifier, kw_only=True):
     def both_heads(
         self, image: Images, *, train: bool = False
     ) -> tuple[Float[Array, "b k"], Float[Array, "b j"] | None]:
-        """The scores of the classes, and those that are to follow a teacher."""
+        """The logits of the classes, and those for distillation."""
         pooled = pool_tokens(self.features(image, train=train), self.pool)
         x = self.norm(pooled, train=train)
         if self.head is None:
@@ -89,7 +89,7 @@ class LeViT(Classifier, kw_only=True):
 
     @nn.compact
     def features(self, image: Images, *, train: bool = False) -> Float[Array, "b n d"]:
-        """The tokens before the head; its BatchNorm comes behind the average, whose moments it needs."""
+        """The tokens before the head. Its BatchNorm comes after the mean, whose moments it needs."""
         image = check_image(image, self.image_size, self.dtype)
         dims, depths, heads = (per_stage(name, getattr(self, name), self.stages) for name in ("dim", "depth", "heads"))
         narrowest = 2 ** (self.stem_depth - 1)
@@ -143,7 +143,7 @@ class DenseNorm(nn.Module):
 
 
 class LeViTAttention(nn.Module):
-    """Attention with values wider than its keys; with a stride, only every other token asks, and the grid is halved."""
+    """Attention with values wider than its keys; with a stride, only every other token is a query."""
 
     dim: int
     heads: int
@@ -160,7 +160,7 @@ class LeViTAttention(nn.Module):
         whole, grid = self.stride == 1, (x.shape[1], x.shape[2])
         widths = [self.dim_key, self.dim_value] if not whole else [self.dim_key, self.dim_key, self.dim_value]
         mixed = self.linear(self.heads * sum(widths), name="qkv" if whole else "kv")(x, train=train)
-        parts = [rearrange(mixed, "b h w e -> b (h w) e")]  # one head's queries, keys and values stand side by side
+        parts = [rearrange(mixed, "b h w e -> b (h w) e")]  # queries, keys and values are concatenated within each head
         asking = x[:, :: self.stride, :: self.stride]
         if not whole:
             q = self.linear(self.heads * self.dim_key, name="q")(asking, train=train)
@@ -174,7 +174,7 @@ class LeViTAttention(nn.Module):
 
 
 class DistanceBias(nn.Module):
-    """A learned number for each head and each distance, down and across, between a token that asks and any other."""
+    """A learned bias per head and distance, down and across, between a query and a key."""
 
     heads: int
     grid: tuple[int, int]
@@ -204,7 +204,7 @@ class LeViTMLP(nn.Module):
 
 
 def _down_to_8(image_size: Size) -> int:
-    """As many halvings as leave about 8 tokens a side."""
+    """The number of halvings that leaves about 8 tokens per side."""
     return max(round(math.log2(min(pair(image_size)) / 8)), 1)
 
 
@@ -218,7 +218,7 @@ register(
     levit_192=dict(dim=(192, 288, 384), depth=4, heads=(3, 5, 6), **_levit),
     levit_256=dict(dim=(256, 384, 512), depth=4, heads=(4, 6, 8), **_levit),
     levit_384=dict(dim=(384, 512, 768), depth=4, heads=(6, 9, 12), drop_path=0.1, **_levit),
-    # For minutes on a CPU.
+    # Trains in minutes on a CPU.
     levit_tiny_data=dict(
         image_size=32,
         stem_depth=_down_to_8,

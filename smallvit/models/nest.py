@@ -1,4 +1,4 @@
-"""NesT (https://arxiv.org/abs/2105.12723): transformers inside blocks of the image, four of which become one."""
+"""NesT (https://arxiv.org/abs/2105.12723): transformers inside blocks of the image, merged four to one."""
 
 from functools import partial
 
@@ -41,13 +41,13 @@ from smallvit.registry import register
 class NesT(Classifier, kw_only=True):
     image_size: Size
     patch_size: Size
-    dim: int  # at the bottom; doubles with every hierarchy
-    heads: int  # as `dim`
+    dim: int  # of the lowest level; doubles with each level
+    heads: int  # of the lowest level; doubles with each level
     num_hierarchies: int
-    block_repeats: int | tuple[int, ...]  # layers of each hierarchy, from the bottom
+    block_repeats: int | tuple[int, ...]  # layers per level, from the lowest
     mlp_mult: int = 4
     dropout: float = 0.0
-    drop_path: float = 0.0  # of the last layer, growing evenly from 0 in the first
+    drop_path: float = 0.0  # of the last layer, growing linearly from 0 in the first
     qkv_bias: bool = True
     norm_eps: float = 1e-6
     spt: SPTOption = False
@@ -58,7 +58,7 @@ class NesT(Classifier, kw_only=True):
     def features(self, image: Images, *, train: bool = False) -> Float[Array, "b n d"]:
         image = check_image(image, self.image_size, self.dtype)
         h, w = grid_size(self.image_size, self.patch_size)
-        blocks = 2 ** (self.num_hierarchies - 1)  # a side of the image, at the bottom
+        blocks = 2 ** (self.num_hierarchies - 1)  # per side, at the lowest level
         if self.num_hierarchies < 1 or h % blocks or w % blocks:
             raise ValueError(
                 f"a grid of {h} x {w} patches is not divisible into {blocks} x {blocks} blocks of "
@@ -102,7 +102,7 @@ class NesT(Classifier, kw_only=True):
 
 
 class Aggregate(nn.Module):
-    """Between two hierarchies, across the borders of the blocks: convolution, norm, the largest of 3 x 3 every 2."""
+    """Between two levels, across the borders of blocks: convolution, norm, 3 x 3 max pooling with stride 2."""
 
     dim: int
     norm: Factory
@@ -111,7 +111,7 @@ class Aggregate(nn.Module):
     @nn.compact
     def __call__(self, x: Float[Array, "b h w c"]) -> Float[Array, "b i j d"]:
         x = self.norm(name="norm")(Conv(self.dim, 3, padding=1, dtype=self.dtype, name="conv")(x))
-        # The authors' "SAME" pads the bottom and the right only, on its own here for the sake of the ONNX export.
+        # The authors' "SAME" only pads the bottom and the right. A separate operation here, for the ONNX export.
         x = jnp.pad(x, ((0, 0), (0, 1), (0, 1), (0, 0)), constant_values=-jnp.inf)
         return nn.max_pool(x, window_shape=(3, 3), strides=(2, 2))
 
@@ -123,7 +123,7 @@ register(
     nest_tiny=dict(dim=96, heads=3, block_repeats=(2, 2, 8), drop_path=0.2, **_nest),
     nest_small=dict(dim=96, heads=3, block_repeats=(2, 2, 20), drop_path=0.3, **_nest),
     nest_base=dict(dim=128, heads=4, block_repeats=(2, 2, 20), drop_path=0.5, **_nest),
-    # For minutes on a CPU.
+    # Trains in minutes on a CPU.
     nest_tiny_data=dict(
         image_size=32, patch_size=patch_of(16), dim=48, heads=2, num_hierarchies=3, block_repeats=(1, 2, 2), mlp_mult=2
     ),

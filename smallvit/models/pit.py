@@ -42,11 +42,11 @@ from smallvit.registry import register
 class PiT(Classifier, kw_only=True):
     image_size: Size
     patch_size: Size
-    stride: Size | None = None  # None is half the patch, the authors' choice
+    stride: Size | None = None  # None is half the patch, as in the paper
     dim: int  # of the first stage
-    depth: tuple[int, ...]  # of each stage
-    heads: int | tuple[int, ...]  # of all stages, or of each
-    mlp_dim: int | tuple[int, ...]  # of all stages, or of each
+    depth: tuple[int, ...]  # per stage
+    heads: int | tuple[int, ...]  # of all stages, or per stage
+    mlp_dim: int | tuple[int, ...]  # of all stages, or per stage
     pool: Pool = "cls"
     dim_head: int | None = None  # None is dim / heads
     dropout: float = 0.0
@@ -54,13 +54,13 @@ class PiT(Classifier, kw_only=True):
     drop_path: float = 0.0  # the same rate in every block
     qkv_bias: bool = True
     class_position: bool = False  # the class token has a position too
-    pool_dense: bool = False  # a Dense behind the convolution that pools
-    pool_xavier: bool = False  # that convolution is Xavier's at first, which is small: it counts the channels of all
+    pool_dense: bool = False  # a Dense after the pooling convolution
+    pool_xavier: bool = False  # Xavier initialisation of that convolution with the fan of all channels, so smaller
     norm_eps: float = 1e-6
-    token_std: float = 0.02  # of the class token and the positions, at first
+    token_std: float = 0.02  # initial standard deviation of class token and positions
     spt: SPTOption = False
     spt_shift: Size | None = None
-    spt_pool: bool = True  # SPT pools too
+    spt_pool: bool = True  # pool with SPT, too
     lsa: LSAOption = False
 
     @nn.compact
@@ -103,7 +103,7 @@ class PiT(Classifier, kw_only=True):
         return norm(name="norm")(x)
 
     def _embed(self, image: Float[Array, "b H W c"], dense: Factory) -> Float[Array, "b h w d"]:
-        """Overlapping patches through a convolution; SPT shifts by half the stride, half a patch where none overlap."""
+        """Overlapping patches by a convolution; SPT shifts by half the stride, or half a patch without overlap."""
         p, q = pair(self.patch_size)
         down, across = (max(p // 2, 1), max(q // 2, 1)) if self.stride is None else pair(self.stride)
         if p > image.shape[1] or q > image.shape[2]:
@@ -128,7 +128,7 @@ class PiT(Classifier, kw_only=True):
 
 
 class ConvPool(nn.Module):
-    """Every channel through its own 3 x 3 convolutions of stride 2; a class token takes its own Dense."""
+    """Depthwise 3 x 3 convolutions with stride 2; a class token has its own Dense."""
 
     dim: int
     grid: tuple[int, int]
@@ -175,7 +175,7 @@ register(
         token_std=1.0,
         head_std=None,
     ),
-    # For minutes on a CPU.
+    # Trains in minutes on a CPU.
     pit_tiny_data=dict(
         image_size=32,
         patch_size=patch_of(16),

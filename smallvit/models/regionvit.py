@@ -1,4 +1,4 @@
-"""RegionViT (https://arxiv.org/abs/2106.02689): regions read each other, then each the window it stands for."""
+"""RegionViT (https://arxiv.org/abs/2106.02689): regions attend to each other, then each to its own window."""
 
 from functools import partial
 
@@ -41,19 +41,19 @@ from smallvit.registry import register
 
 
 class RegionViT(Classifier, kw_only=True):
-    image_size: Size | None = None  # None takes any that regions divide
+    image_size: Size | None = None  # None accepts any size that the regions divide
     dim: int | tuple[int, ...] = (64, 128, 256, 512)
     depth: int | tuple[int, ...] = (2, 2, 8, 2)
-    window_size: int = 7  # a region is a window of so many local tokens a side
+    window_size: int = 7  # local tokens per side of a region
     tokenize_local_3_conv: bool = False
     use_peg: bool = False
     local_patch_size: int = 4
     heads: int | tuple[int, ...] | None = None  # None is dim / 32
     dim_head: int | None = None  # None is dim / heads
     mlp_mult: int = 4
-    plain_downsample: bool = False  # one full convolution between stages, instead of norm, GELU and a depthwise one
+    plain_downsample: bool = False  # one full convolution between stages instead of norm, GELU and a depthwise one
     dropout: float = 0.0
-    drop_path: float = 0.0  # of the last block, growing evenly from 0 in the first
+    drop_path: float = 0.0  # of the last block, growing linearly from 0 in the first
     qkv_bias: bool = True
     norm_eps: float = 1e-6
     spt: SPTOption = False
@@ -62,7 +62,7 @@ class RegionViT(Classifier, kw_only=True):
 
     @nn.compact
     def features(self, image: Images, *, train: bool = False) -> Float[Array, "b n d"]:
-        """The region tokens, normalised."""
+        """The normalised region tokens."""
         image = check_image(image, self.image_size, self.dtype)
         stages = next((len(value) for value in (self.dim, self.depth) if not isinstance(value, int)), 4)
         dims, depths = per_stage("dim", self.dim, stages), per_stage("depth", self.depth, stages)
@@ -111,7 +111,7 @@ class RegionViT(Classifier, kw_only=True):
         return norm(name="norm")(rearrange(region, "b h w d -> b (h w) d"))
 
     def _locals(self, image: Float[Array, "b H W c"], dim: int) -> Float[Array, "b h w d"]:
-        """Patches that overlap, by one convolution or by three; the authors' norms over grids have epsilon 1e-5."""
+        """Overlapping patches by one or three convolutions; the authors' norms over grids have epsilon 1e-5."""
         patch, conv = self.local_patch_size, partial(Conv, dtype=self.dtype)
         if patch % 2 or (self.tokenize_local_3_conv and patch != 4):
             raise ValueError(f"local_patch_size={patch} must be even, and 4 with tokenize_local_3_conv")
@@ -125,11 +125,11 @@ class RegionViT(Classifier, kw_only=True):
 
 
 class RegionStage(nn.Module):
-    """Both grids are halved by the same convolution, then go through the blocks."""
+    """Halves both grids with the same convolution, then applies the blocks."""
 
     dim: int
     block: Factory
-    rates: tuple[float, ...]  # of stochastic depth, one a block
+    rates: tuple[float, ...]  # of stochastic depth, one per block
     window: int
     downsample: str | None
     use_peg: bool
@@ -161,13 +161,13 @@ class RegionStage(nn.Module):
 
 
 def _with_region(allowed: Bool[np.ndarray, "g 1 n n"]) -> Bool[np.ndarray, "g 1 n+1 n+1"]:
-    """The region stands first: all read it, it reads all that is real."""
+    """A mask for tokens with the region first: all attend to it, it attends to all real tokens."""
     allowed = np.concatenate([allowed.any(-2, keepdims=True), allowed], axis=-2)
     return np.concatenate([np.ones_like(allowed[..., :1]), allowed], axis=-1)
 
 
 class RegionToLocal(nn.Module):
-    """One attention twice, with the same weights: among all regions, then among a region and its local tokens."""
+    """Applies one attention twice, with shared weights: among all regions, then among a region and its local tokens."""
 
     heads: int
     dim_head: int | None
@@ -211,7 +211,7 @@ class RegionToLocal(nn.Module):
 
 
 class LocalBias(RelativeBias):
-    """The relative bias of a window, and none to or from the region, which stands first."""
+    """The relative bias of a window, with zeros for the region, which comes first."""
 
     def __call__(self) -> Float[Array, "h n n"]:
         return jnp.pad(super().__call__(), ((0, 0), (1, 0), (1, 0)))
@@ -224,6 +224,6 @@ register(
     regionvit_tiny=dict(dim=(64, 128, 256, 512), **_small),
     regionvit_small=dict(dim=(96, 192, 384, 768), **_small),
     regionvit_base=dict(image_size=224, dim=(128, 256, 512, 1024), depth=(2, 2, 14, 2)),
-    # For minutes on a CPU.
+    # Trains in minutes on a CPU.
     regionvit_tiny_data=dict(image_size=32, dim=(32, 64, 128), depth=(1, 2, 3), window_size=4, mlp_mult=2),
 )

@@ -1,4 +1,4 @@
-"""ScalableViT (https://arxiv.org/abs/2203.10790): global attention over scaled keys, then windows that interact."""
+"""ScalableViT (https://arxiv.org/abs/2203.10790): global attention to scaled keys, then interacting windows."""
 
 from functools import partial
 
@@ -39,20 +39,20 @@ from smallvit.registry import register
 
 
 class ScalableViT(Classifier, kw_only=True):
-    """In each stage the blocks take turns: scalable self-attention (SSA), then interactive windows (IWSA)."""
+    """Alternates scalable self-attention (SSA) and interactive window attention (IWSA) in each stage."""
 
-    dim: int  # of the first stage; it doubles with each
+    dim: int  # of the first stage; doubles with each stage
     heads: tuple[int, ...]
-    depth: tuple[int, ...]  # blocks of a stage, of both kinds together
-    ssa_dim_key: int | tuple[int, ...] = 32  # of one head
-    reduction_factor: int | tuple[int, ...] = (8, 4, 2, 1)  # SSA has a key for each square of tokens of this side
-    window_size: int | tuple[int | None, ...] | None = 7  # of the IWSA, one or one a stage; None is the whole grid
+    depth: tuple[int, ...]  # blocks per stage, of both kinds together
+    ssa_dim_key: int | tuple[int, ...] = 32  # width of a key in the SSA, per head
+    reduction_factor: int | tuple[int, ...] = (8, 4, 2, 1)  # SSA has one key per square of tokens with this side
+    window_size: int | tuple[int | None, ...] | None = 7  # of the IWSA, for all stages or each; None is the whole grid
     mlp_ratio: float = 4.0
-    head_hidden: int | None = None  # a hidden layer of the head, 4096 in the published models
+    head_hidden: int | None = None  # hidden layer of the head, 4096 in the published models
     dropout: float = 0.0
-    drop_path: float = 0.0  # of the last block, growing from 0 in the first
+    drop_path: float = 0.0  # of the last block, growing linearly from 0 in the first
     norm_eps: float = 1e-6
-    image_size: Size | None = None  # None takes any
+    image_size: Size | None = None  # None accepts any size
     spt: SPTOption = False
     spt_shift: Size | None = None  # None is 2 pixels, half the stride of the embedding
     lsa: LSAOption = False
@@ -93,7 +93,7 @@ class ScalableViT(Classifier, kw_only=True):
             iwsa = partial(IWSA, heads, window, self.dropout, dense, conv, attend)
             mlp = partial(MLP, int(dim * self.mlp_ratio), self.dropout, dense)
             attentions = [iwsa if i % 2 else ssa for i in range(depth)]
-            blocks = tuple(partial(Block, each, mlp, norm, drop_path=next(rates)) for each in attentions)
+            blocks = tuple(partial(Block, attention, mlp, norm, drop_path=next(rates)) for attention in attentions)
             x = Stage(blocks, partial(PEG, dtype=self.dtype), name=f"stage_{stage}")(x, train=train)
         return norm(name="norm")(rearrange(x, "b h w d -> b (h w) d"))
 
@@ -113,7 +113,7 @@ class ScalableViT(Classifier, kw_only=True):
 
 
 class SSA(nn.Module):
-    """All tokens read fewer ones: `reduction` x `reduction` become one key, and keys have a dimension of their own."""
+    """Attention to fewer tokens: `reduction` x `reduction` tokens become one key, and keys have their own dimension."""
 
     heads: int
     dim_key: int
@@ -129,11 +129,11 @@ class SSA(nn.Module):
         head_dim(dim, self.heads, None)
         inner, r, read = self.heads * self.dim_key, self.reduction, x
         if r > 1:
-            # Zeros fill the last squares up, so that each token is in one.
+            # Zero padding, so that each token is in a square.
             read = jnp.pad(x, ((0, 0), (0, -h % r), (0, -w % r), (0, 0)))
             read = self.conv(dim, r, r, depthwise=True, name="reduce")(read)
             read = self.dense(inner, name="widen")(read)
-            # The authors' norm keeps torch's own epsilon.
+            # The authors' norm has torch's default epsilon.
             read = exact_gelu(LayerNorm(1e-5, x.dtype, name="norm")(read))
         x, read = (rearrange(tokens, "b h w d -> b (h w) d") for tokens in (x, read))
         parts = (self.dense(inner, name="q")(x), self.dense(inner, name="k")(read), self.dense(dim, name="v")(read))
@@ -144,7 +144,7 @@ class SSA(nn.Module):
 
 
 class IWSA(nn.Module):
-    """Attention inside windows; a depthwise convolution over the values of the whole grid lets them interact."""
+    """Attention inside windows that interact by a depthwise convolution over the values of the whole grid."""
 
     heads: int
     window: int | None
@@ -180,7 +180,7 @@ register(
         head_hidden=4096,
         drop_path=0.2,
     ),
-    # For minutes on a CPU.
+    # Trains in minutes on a CPU.
     scalable_vit_tiny_data=dict(
         image_size=32,
         dim=32,

@@ -77,7 +77,7 @@ class SimpleViT(Classifier, kw_only=True):
 
 
 def _channels_last(image: Images, image_size: Size) -> Images:
-    """Images of shape (batch, channels, height, width) are taken too, where the sizes leave no doubt."""
+    """Converts channels-first images (batch, channels, height, width) if the sizes leave no doubt."""
     size = pair(image_size)
     if image.ndim == 4 and image.shape[1:3] != size and image.shape[2:4] == size:
         return jnp.moveaxis(image, 1, -1)
@@ -87,7 +87,7 @@ def _channels_last(image: Images, image_size: Size) -> Images:
 register(
     SimpleViT,
     simple_vit_small_patch16=dict(image_size=224, patch_size=16, dim=384, depth=12, heads=6, mlp_dim=1536),
-    # For minutes on a CPU.
+    # Trains in minutes on a CPU.
     simple_vit_tiny_data=dict(
         image_size=32, patch_size=patch_of(8), dim=128, depth=4, heads=4, mlp_dim=256, dim_head=None
     ),

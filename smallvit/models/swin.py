@@ -1,7 +1,7 @@
 """Swin (https://arxiv.org/abs/2103.14030): attention inside windows that shift from block to block.
 
 With `spt` and `lsa` it is the SL-Swin of https://arxiv.org/abs/2112.13492: SPT makes the patches and merges them
-between the stages, and no token of a window reads itself.
+between stages, and no token of a window attends to itself.
 """
 
 from functools import partial
@@ -43,22 +43,22 @@ from smallvit.registry import register
 
 class Swin(Classifier, kw_only=True):
     image_size: Size
-    dim: int  # of the first stage; it doubles with each
+    dim: int  # of the first stage; doubles with each stage
     depth: tuple[int, ...]
     heads: tuple[int, ...]
     patch_size: Size = 4
-    window_size: Size = 7  # where the grid is smaller, the window is the grid
+    window_size: Size = 7  # at most the grid
     mlp_ratio: float = 4.0
     dropout: float = 0.0
     emb_dropout: float = 0.0
-    drop_path: float = 0.0  # of the last block, growing from 0 in the first
-    positions: bool = False  # learned absolute positions beside the relative bias
+    drop_path: float = 0.0  # of the last block, growing linearly from 0 in the first
+    positions: bool = False  # learned absolute positions in addition to the relative bias
     qkv_bias: bool = True
     norm_eps: float = 1e-5
-    uniform: bool = False  # products are uniform at first, biases too, as torch has them
+    uniform: bool = False  # initialise kernels and biases uniformly, torch's default
     spt: SPTOption = False
     spt_shift: Size | None = None  # of the first embedding
-    spt_pool: bool = True  # with SPT, it also merges the patches between stages
+    spt_pool: bool = True  # with SPT, also merge the patches between stages by SPT
     lsa: LSAOption = False
 
     def make_head(self) -> nn.Module:
@@ -68,7 +68,7 @@ class Swin(Classifier, kw_only=True):
     def features(self, image: Images, *, train: bool = False) -> Float[Array, "b n d"]:
         image = check_image(image, self.image_size, self.dtype)
         if len(self.depth) != len(self.heads):
-            raise ValueError(f"depth={self.depth} and heads={self.heads}: give one number a stage in both")
+            raise ValueError(f"depth={self.depth} and heads={self.heads}: give one number per stage in both")
         norm = partial(LayerNorm, epsilon=self.norm_eps, dtype=self.dtype)
         dense = partial(Dense, dtype=self.dtype, uniform=self.uniform)
         spt_norm = partial(LayerNorm, dtype=self.dtype)
@@ -106,18 +106,18 @@ class Swin(Classifier, kw_only=True):
             )
             mlp = partial(MLP, int(dim * self.mlp_ratio), self.dropout, dense)
             windows = [partial(WindowAttention, attention, window, shift if i % 2 else 0) for i in range(depth)]
-            blocks = tuple(partial(Block, each, mlp, norm, drop_path=next(rates)) for each in windows)
+            blocks = tuple(partial(Block, window, mlp, norm, drop_path=next(rates)) for window in windows)
             x = Stage(blocks, name=f"stage_{stage}")(x, train=train)
         return norm(name="norm")(rearrange(x, "b h w d -> b (h w) d"))
 
     def _window(self, grid: tuple[int, int]) -> tuple[tuple[int, int], tuple[int, int]]:
-        """The window on this grid and its shift, half a window; along an axis that one window covers there is none."""
+        """The window on this grid and its shift, half a window, or 0 along an axis that one window covers."""
         (h, w), (p, q) = grid, pair(self.window_size)
         return (min(h, p), min(w, q)), (p // 2 if h > p else 0, q // 2 if w > q else 0)
 
 
 class PatchMerge(nn.Module):
-    """Every 2 x 2 tokens become one: side by side, normalised, through a Dense."""
+    """Merges 2 x 2 tokens into one: concatenated, normalised, through a Dense."""
 
     dim: int
     dense: Factory
@@ -133,7 +133,7 @@ register(
     swin_tiny=dict(image_size=224, dim=96, depth=(2, 2, 6, 2), heads=(3, 6, 12, 24), drop_path=0.2),
     swin_small=dict(image_size=224, dim=96, depth=(2, 2, 18, 2), heads=(3, 6, 12, 24), drop_path=0.3),
     swin_base=dict(image_size=224, dim=128, depth=(2, 2, 18, 2), heads=(4, 8, 16, 32), drop_path=0.5),
-    # The small-data paper's model for 32 and 64 pixels.
+    # The model of https://arxiv.org/abs/2112.13492 for 32 and 64 pixels.
     swin_small_data=dict(
         image_size=32,
         patch_size=patch_of(16),
@@ -146,7 +146,7 @@ register(
         positions=True,
         uniform=True,
     ),
-    # For minutes on a CPU.
+    # Trains in minutes on a CPU.
     swin_tiny_data=dict(
         image_size=32, patch_size=patch_of(16), dim=48, depth=(2, 4, 2), heads=(2, 4, 8), window_size=4, mlp_ratio=2.0
     ),

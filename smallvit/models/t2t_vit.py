@@ -1,7 +1,7 @@
-"""T2T-ViT (https://arxiv.org/abs/2101.11986): tokens are cut with overlap, read each other, and are cut again.
+"""T2T-ViT (https://arxiv.org/abs/2101.11986): overlapping tokens attend to each other and are split again.
 
 Each soft split takes overlapping windows of the grid as tokens; a small token transformer between two splits reduces
-them to 64 channels. The deep and narrow ViT behind it has fixed positions.
+them to 64 channels. The deep and narrow ViT after it has fixed positions.
 """
 
 from functools import partial
@@ -52,12 +52,12 @@ class T2TViT(Classifier, kw_only=True):
     dim_head: int | None = None  # None is dim / heads
     dropout: float = 0.0
     emb_dropout: float = 0.0
-    drop_path: float = 0.0  # of the last block; it rises linearly from 0 in the first
+    drop_path: float = 0.0  # of the last block, growing linearly from 0 in the first
     qkv_bias: bool = False
     norm_eps: float = 1e-5
-    token_std: float = 0.02  # of the class token, at first
-    kernel_std: float | None = None  # of all products but the head, at first; None is Xavier's
-    spt: SPTOption = False  # shifted copies in front of the first soft split
+    token_std: float = 0.02  # initial standard deviation of the class token
+    kernel_std: float | None = None  # initial standard deviation of all kernels but the head; None is Xavier
+    spt: SPTOption = False  # shifted copies before the first soft split
     spt_shift: Size | None = None  # None is half its stride
     lsa: LSAOption = False
 
@@ -105,7 +105,7 @@ class T2TViT(Classifier, kw_only=True):
 
 
 class TokenTransformer(nn.Module):
-    """One head that reduces the tokens of a grid to `dim`; the skip is from the values, which have that dimension."""
+    """One head that reduces the tokens of a grid to `dim`; the shortcut is from the values, of that dimension."""
 
     dim: int
     dropout: float = 0.0
@@ -131,7 +131,7 @@ class TokenTransformer(nn.Module):
 def soft_split(x: Float[Array, "b H W c"], kernel: int, stride: int) -> Float[Array, "b h w k"]:
     """Windows of kernel x kernel, `stride` apart, flattened row by row with the channels fastest.
 
-    Zeros stand around the grid, half a stride wide.
+    The grid is padded with zeros of half a stride.
     """
     pad = stride // 2
     height, width = ((size + 2 * pad - kernel) // stride + 1 for size in x.shape[1:3])
@@ -144,29 +144,29 @@ def soft_split(x: Float[Array, "b H W c"], kernel: int, stride: int) -> Float[Ar
 
 
 def sinusoid(length: int, dim: int) -> Float[np.ndarray, "n d"]:
-    """Fixed positions in a row: sine and cosine in turn, at falling frequencies (https://arxiv.org/abs/1706.03762)."""
+    """Fixed 1D positions: alternating sine and cosine at falling frequencies (https://arxiv.org/abs/1706.03762)."""
     angle = np.arange(length)[:, None] / 10_000 ** (2 * (np.arange(dim) // 2)[None] / dim)
     return np.where(np.arange(dim)[None] % 2, np.cos(angle), np.sin(angle)).astype(np.float32)
 
 
 def _down_to_8(image_size: Size) -> tuple[tuple[int, int], ...]:
-    """As many soft splits as halve the image to 8 tokens a side, two for 32 pixels, three for 64."""
+    """The soft splits that halve the image to 8 tokens per side, two for 32 pixels, three for 64."""
     halvings = max(min(pair(image_size)) // 8, 2).bit_length() - 1
     return ((3, 2),) * halvings
 
 
 def _by_16_and_8(image_size: Size) -> tuple[tuple[int, int], ...]:
-    """Two soft splits: 16 tokens a side, then 8."""
+    """Two soft splits: to 16 tokens per side, then to 8."""
     stride = stride_of(16)(image_size)
     return (2 * stride - 1, stride), (3, 2)
 
 
 register(
     T2TViT,
-    # With token transformers, which the paper marks T2T-ViT_t; its plain names stand for performers in their place.
+    # With token transformers, T2T-ViT_t in the paper; its plain names stand for performers.
     t2t_vit_7=dict(image_size=224, dim=256, depth=7, heads=4, mlp_dim=512),
     t2t_vit_14=dict(image_size=224, dim=384, depth=14, heads=6, mlp_dim=1152),
-    # The model of https://arxiv.org/abs/2112.13492 for 32 and 64 pixels, less a LayerNorm of 576 that it never reads.
+    # The model of https://arxiv.org/abs/2112.13492 for 32 and 64 pixels, without a LayerNorm of 576 that it never uses.
     t2t_small_data=dict(
         image_size=32,
         t2t_layers=_down_to_8,
@@ -177,6 +177,6 @@ register(
         drop_path=0.1,
         kernel_std=0.02,
     ),
-    # For minutes on a CPU.
+    # Trains in minutes on a CPU.
     t2t_tiny_data=dict(image_size=32, t2t_layers=_by_16_and_8, token_dim=32, dim=96, depth=5, heads=4, mlp_dim=192),
 )

@@ -1,4 +1,4 @@
-"""Twins-SVT (https://arxiv.org/abs/2104.13840): attention inside windows, then of all tokens to a summary a region."""
+"""Twins-SVT (https://arxiv.org/abs/2104.13840): attention inside windows, then to one summary per region."""
 
 from functools import partial
 
@@ -41,7 +41,7 @@ class TwinsSVT(Classifier, kw_only=True):
     s1_emb_dim: int = 64
     s1_patch_size: Size = 4
     s1_local_patch_size: Size = 7
-    s1_global_k: int = 7  # a key and a value for every k x k tokens
+    s1_global_k: int = 7  # one key and value per k x k tokens
     s1_depth: int = 1
     s2_emb_dim: int = 128
     s2_patch_size: Size = 2
@@ -62,19 +62,19 @@ class TwinsSVT(Classifier, kw_only=True):
     dim_head: int = 32
     mlp_ratio: float = 4.0
     dropout: float = 0.0
-    drop_path: float = 0.0  # of the last block, growing from 0 in the first
+    drop_path: float = 0.0  # of the last block, growing linearly from 0 in the first
     norm_eps: float = 1e-6
-    image_size: Size | None = None  # None takes any that the patch sizes divide
+    image_size: Size | None = None  # None accepts any size that the patch sizes divide
     spt: SPTOption = False
     spt_shift: Size | None = None  # of the first stage
-    spt_pool: bool = True  # with SPT, it also makes the patches of the later stages
+    spt_pool: bool = True  # with SPT, also make the patches of the later stages by SPT
     lsa: LSAOption = False
 
     @nn.compact
     def features(self, image: Images, *, train: bool = False) -> Float[Array, "b n d"]:
         x = check_image(image, self.image_size, self.dtype)
         norm = partial(LayerNorm, epsilon=self.norm_eps, dtype=self.dtype)
-        # The authors' norms of patches and of reduced keys keep torch's own epsilon.
+        # The authors' norms of patches and reduced keys have torch's default epsilon.
         patch_norm = partial(LayerNorm, epsilon=1e-5, dtype=self.dtype)
         dense = partial(Dense, dtype=self.dtype)
         attend = partial(Attend, lsa=self.lsa)
@@ -97,7 +97,7 @@ class TwinsSVT(Classifier, kw_only=True):
             everywhere = partial(GlobalAttention, heads, k, self.dropout, dense, patch_norm, attend)
             mlp = partial(MLP, int(dim * self.mlp_ratio), self.dropout, dense)
             attentions = [local, everywhere] * depth
-            blocks = tuple(partial(Block, each, mlp, norm, drop_path=next(rates)) for each in attentions)
+            blocks = tuple(partial(Block, attention, mlp, norm, drop_path=next(rates)) for attention in attentions)
             peg = partial(PEG, self.peg_kernel_size, self.dtype)
             x = Stage(blocks, peg, name=f"stage_{stage}")(x, train=train)
         return norm(name="norm")(rearrange(x, "b h w d -> b (h w) d"))
@@ -113,7 +113,7 @@ class TwinsSVT(Classifier, kw_only=True):
 
 
 class GlobalAttention(nn.Module):
-    """All tokens read one summary for every k x k of them; k = 1 is plain attention."""
+    """Attention of all tokens to one summary per k x k tokens; k = 1 is plain attention."""
 
     heads: int
     k: int
@@ -127,7 +127,7 @@ class GlobalAttention(nn.Module):
         _, h, w, dim = x.shape
         read = x
         if self.k > 1:
-            # Zeros fill the last region up, so that each token is in one.
+            # Zero padding, so that each token is in a region.
             read = jnp.pad(x, ((0, 0), (0, -h % self.k), (0, -w % self.k), (0, 0)))
             read = self.norm(name="reduce_norm")(self.dense(dim, name="reduce")(patchify(read, self.k)))
         x, read = (rearrange(tokens, "b h w d -> b (h w) d") for tokens in (x, read))
@@ -164,7 +164,7 @@ register(
         s4_depth=1,
         drop_path=0.5,
     ),
-    # For minutes on a CPU.
+    # Trains in minutes on a CPU.
     twins_svt_tiny_data=dict(
         image_size=32,
         s1_patch_size=patch_of(16),

@@ -1,7 +1,7 @@
-"""ViT (https://arxiv.org/abs/2010.11929): an image is a sequence of patches, and attention does the rest.
+"""ViT (https://arxiv.org/abs/2010.11929): an image is a sequence of patches for a transformer.
 
-With `num_parallel_branches` the parallel ViT (https://arxiv.org/abs/2203.09795), with `patch_merge_layer` the ViT
-with a PatchMerger (https://arxiv.org/abs/2202.12015), with `spt` and `lsa` the ViT for small data sets
+`num_parallel_branches` makes it the parallel ViT (https://arxiv.org/abs/2203.09795), `patch_merge_layer` the ViT with a
+PatchMerger (https://arxiv.org/abs/2202.12015), `spt` and `lsa` the ViT for small data sets
 (https://arxiv.org/abs/2112.13492), which is also `SLViT`.
 """
 
@@ -51,13 +51,13 @@ class ViT(Classifier, kw_only=True):
     emb_dropout: float = 0.0
     drop_path: float = 0.0  # the same rate in every block
     num_parallel_branches: int = 1
-    patch_merge_layer: int | None = None  # the patches are merged behind that many blocks; a class token goes on
+    patch_merge_layer: int | None = None  # merge the patches after this many blocks; a class token is kept
     patch_merge_num_tokens: int = 8
     qkv_bias: bool = True
     layer_scale: float | None = None
     patch_norm: bool = False  # LayerNorm before and after the plain patch embedding
     norm_eps: float = 1e-6
-    token_std: float = 0.02  # of the class token and the positions, at first
+    token_std: float = 0.02  # initial standard deviation of class token and positions
     spt: SPTOption = False
     spt_shift: Size | None = None
     lsa: LSAOption = False
@@ -117,7 +117,7 @@ class ViT(Classifier, kw_only=True):
 
 
 class SLViT(ViT, kw_only=True):
-    """The ViT for small data sets: Shifted Patch Tokenization and Locality Self-Attention are on."""
+    """The ViT for small data sets, with Shifted Patch Tokenization and Locality Self-Attention."""
 
     spt: SPTOption = True
     lsa: LSAOption = True
@@ -134,7 +134,7 @@ register(
     vit_base_patch16=dict(patch_size=16, **_base),
     vit_base_patch32=dict(patch_size=32, **_base),
     vit_small_patch16_18x2=dict(patch_size=16, num_parallel_branches=2, layer_scale=1e-5, **{**_small, "depth": 18}),
-    # The paper's model for 32 and 64 pixels.
+    # The model of https://arxiv.org/abs/2112.13492 for 32 and 64 pixels.
     vit_small_data=dict(
         image_size=32,
         patch_size=patch_of(8),
@@ -149,7 +149,7 @@ register(
         token_std=1.0,
         head_std=None,
     ),
-    # For minutes on a CPU: few, large patches, which SPT lets see past their borders.
+    # Trains in minutes on a CPU: few, large patches, beyond which SPT lets tokens see.
     vit_tiny_data=dict(
         image_size=32,
         patch_size=patch_of(4),

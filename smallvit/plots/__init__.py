@@ -1,4 +1,4 @@
-"""Figures of a run, each made from plain arrays and lists, without pyplot or a display."""
+"""Figures of a run, made from plain arrays and lists, without pyplot or a display."""
 
 from typing import TYPE_CHECKING
 

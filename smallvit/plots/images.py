@@ -16,9 +16,9 @@ def image_grid(images: Images, titles: Sequence[str], columns: int = 8) -> Figur
     if not len(images):
         return notice("No images.")
     figure, axes = tiles(len(images), min(columns, len(images)), images.shape[1] / images.shape[2], lines=1)
-    for each, image, title in zip(axes, images, titles, strict=True):
-        show(each, image)
-        each.set_title(short(title, 22), fontsize=8, fontweight="normal", pad=4)
+    for tile, image, title in zip(axes, images, titles, strict=True):
+        show(tile, image)
+        tile.set_title(short(title, 22), fontsize=8, fontweight="normal", pad=4)
     return figure
 
 
@@ -33,7 +33,7 @@ def mistakes(
 ) -> Figure:
     """The misclassified images, most confident first; `probability` is that of the predicted class.
 
-    `names` are those of the files, shown below the images.
+    `names` are file names, shown below the images.
     """
     wrong = worst_mistakes(true, predicted, probability)
     if not wrong.size:
@@ -41,15 +41,15 @@ def mistakes(
     columns = min(6, max(len(wrong), 3))
     lines = 2 if names is None else 3
     figure, axes = tiles(len(wrong), columns, images.shape[1] / images.shape[2], lines)
-    for each, i in zip(axes, wrong, strict=True):
-        show(each, np.asarray(images[i]))
-        says = f"{short(classes[int(predicted[i])], 16)} {probability[i]:.0%}"
-        each.set_title(says, fontsize=8.5, color=WRONG, pad=17)
-        each.text(
-            0, 1.02, f"is {short(classes[int(true[i])], 18)}", transform=each.transAxes, fontsize=8.5, va="bottom"
+    for tile, i in zip(axes, wrong, strict=True):
+        show(tile, np.asarray(images[i]))
+        answer = f"{short(classes[int(predicted[i])], 16)} {probability[i]:.0%}"
+        tile.set_title(answer, fontsize=8.5, color=WRONG, pad=17)
+        tile.text(
+            0, 1.02, f"is {short(classes[int(true[i])], 18)}", transform=tile.transAxes, fontsize=8.5, va="bottom"
         )
         if names is not None:
-            each.set_xlabel(
+            tile.set_xlabel(
                 shortened(names[int(i)].rsplit("/", 1)[-1], 24), fontsize=7, color=MUTED, loc="left", labelpad=2
             )
     return figure
@@ -61,14 +61,14 @@ def worst_mistakes(
     probability: Float[np.ndarray, " b"],
     most: int | None = MOST_MISTAKES,
 ) -> Integer[np.ndarray, " w"]:
-    """Indices of the images that `mistakes` shows, in its order; of all misclassified ones with `most=None`."""
+    """Indices of the images that `mistakes` shows, in its order; with `most=None`, of all misclassified images."""
     wrong = np.flatnonzero(true != predicted)
     return wrong[np.argsort(-probability[wrong], kind="stable")][:most]
 
 
 @styled
 def augmented(before: Images, after: Images) -> Figure:
-    """Pairs: each image above its augmented version."""
+    """Each image above its augmented version."""
     if not len(before):
         return notice("No images.")
     columns = min(8, len(before))

@@ -29,11 +29,11 @@ def attention(images: Images, maps: Float[np.ndarray, "b h w"], titles: Sequence
     aspect = images.shape[1] / images.shape[2]
     width = 1.75
     figure = Figure(figsize=(groups * (3 * width + 0.25), rows * (width * aspect + 0.34)))
-    # An empty column separates two groups.
+    # An empty column separates the two groups.
     ratios = ([1, 1, 1, 0.12] * groups)[:-1]
     axes = figure.subplots(rows, len(ratios), squeeze=False, gridspec_kw={"width_ratios": ratios})
-    for each in axes.flat:
-        each.set_axis_off()
+    for tile in axes.flat:
+        tile.set_axis_off()
     for i, (image, heat, title) in enumerate(zip(images, maps, titles, strict=True)):
         row, column = i // groups, 4 * (i % groups)
         big = upscaled(image)
@@ -46,7 +46,7 @@ def attention(images: Images, maps: Float[np.ndarray, "b h w"], titles: Sequence
 
 
 class Panel(NamedTuple):
-    """One model's map and answers for one image."""
+    """One model's map and predictions for one image."""
 
     model: str
     image: UInt[np.ndarray, "H W c"]
@@ -56,7 +56,7 @@ class Panel(NamedTuple):
 
 @styled
 def explanation(panels: Sequence[Panel], what: str) -> Figure:
-    """Image, map, overlay and answers; one row per model. `what` is the title of the maps."""
+    """Image, map, overlay and predictions; one row per model. `what` is the title of the maps."""
     height, width = _fitted(panels[0].image)
     figure = Figure(figsize=(3 * width + 2.9, len(panels) * (height + 0.28) + 0.1))
     ratios = [width, width, width, 2.5]
@@ -64,13 +64,13 @@ def explanation(panels: Sequence[Panel], what: str) -> Figure:
     for (left, middle, right, bars), panel in zip(axes, panels, strict=True):
         big = upscaled(panel.image)
         heat = upsampled(panel.heat, (big.shape[0], big.shape[1]))
-        for each, shown, title in (
+        for tile, shown, title in (
             (left, big, short(panel.model, 26)),
             (middle, HEAT(heat)[..., :3], what),
             (right, overlay(panel.image, heat), "on the image"),
         ):
-            show(each, shown)
-            each.set_title(title, fontsize=8.5, fontweight="normal", color=MUTED, pad=5)
+            show(tile, shown)
+            tile.set_title(title, fontsize=8.5, fontweight="normal", color=MUTED, pad=5)
         _answers(bars, panel.answers)
     return figure
 
@@ -79,23 +79,23 @@ def explanation(panels: Sequence[Panel], what: str) -> Figure:
 def heads(
     images: Sequence[UInt[np.ndarray, "_ _ _"]], maps: Sequence[Float[np.ndarray, "_ _ _"]], titles: Sequence[str]
 ) -> Figure:
-    """Per model the image, then one overlay per head, each with its own scale."""
+    """The image of each model, then one overlay per head, each with its own scale."""
     height, width = _fitted(images[0], 1.7)
     columns = min(6, 1 + max(map(len, maps)))
-    rows = [-(-(len(each) + 1) // columns) for each in maps]
+    rows = [-(-(len(model_maps) + 1) // columns) for model_maps in maps]
     figure = Figure(figsize=(columns * (width + 0.08) + 0.2, sum(rows) * (height + 0.22) + 0.3 * len(maps)))
     parts = figure.subfigures(len(maps), 1, squeeze=False, height_ratios=[n * (height + 0.22) + 0.3 for n in rows])
-    for part, lines, image, each, title in zip(parts[:, 0], rows, images, maps, titles, strict=True):
+    for part, lines, image, model_maps, title in zip(parts[:, 0], rows, images, maps, titles, strict=True):
         part.suptitle(short(title, 100), x=0.012, ha="left", fontsize=10, fontweight="bold")
         axes = list(part.subplots(lines, columns, squeeze=False).flat)
-        for place in axes[1 + len(each) :]:
-            place.set_axis_off()
+        for tile in axes[1 + len(model_maps) :]:
+            tile.set_axis_off()
         show(axes[0], upscaled(image))
         axes[0].set_title("image", fontsize=8.5, fontweight="normal", color=MUTED, pad=4)
-        for i, (place, heat) in enumerate(zip(axes[1:], each, strict=False), start=1):
+        for i, (tile, heat) in enumerate(zip(axes[1:], model_maps, strict=False), start=1):
             spread = float(np.ptp(heat))
-            show(place, overlay(image, (heat - heat.min()) / (spread or 1)))
-            place.set_title(f"head {i}", fontsize=8.5, fontweight="normal", color=MUTED, pad=4)
+            show(tile, overlay(image, (heat - heat.min()) / (spread or 1)))
+            tile.set_title(f"head {i}", fontsize=8.5, fontweight="normal", color=MUTED, pad=4)
     return figure
 
 
@@ -129,14 +129,14 @@ def _heads_by_layer(axes: Axes, panel: Heads) -> None:
     known = [(x, y) for x, y in zip(numbers, panel.reference, strict=True) if y is not None]
     if known:
         axes.plot(*zip(*known, strict=True), color=MUTED, linewidth=1.2, linestyle=(0, (4, 3)), label=panel.meaning)
-    some = [(x, values) for x, values in zip(numbers, panel.values, strict=True) if values is not None]
-    for x, values in some:
+    present = [(x, values) for x, values in zip(numbers, panel.values, strict=True) if values is not None]
+    for x, values in present:
         axes.plot([x] * len(values), values, "o", color=VAL, alpha=0.4, markeredgewidth=0)
-    if some:
-        axes.plot([x for x, _ in some], [v.mean() for _, v in some], color=VAL, label="mean of the heads")
+    if present:
+        axes.plot([x for x, _ in present], [v.mean() for _, v in present], color=VAL, label="mean of the heads")
     axes.set_xlim(0.5, len(panel.values) + 0.5)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1, nbins=12))
-    axes.margins(y=0.28)  # for the legend
+    axes.margins(y=0.28)  # leaves room for the legend
     axes.legend(loc="upper left", ncols=2, fontsize=8, columnspacing=1, handlelength=1.6)
 
 
@@ -156,44 +156,44 @@ def receptive_fields(fields: Mapping[str, Field], notes: Sequence[str]) -> Figur
     figure = Figure(figsize=(len(fields) * (width + 0.3) + 0.5, float(height) + 0.78))
     axes = figure.subplots(1, len(fields), squeeze=False)[0]
     picture = None
-    for each, (name, field), note in zip(axes, fields.items(), notes, strict=True):
-        picture = each.imshow(field.heat, cmap=HEAT, norm=PowerNorm(0.5, vmin=0, vmax=1), interpolation="nearest")
+    for panel, (name, field), note in zip(axes, fields.items(), notes, strict=True):
+        picture = panel.imshow(field.heat, cmap=HEAT, norm=PowerNorm(0.5, vmin=0, vmax=1), interpolation="nearest")
         rows, columns = field.heat.shape
         p, q = rows / field.grid[0], columns / field.grid[1]
-        each.set_xticks(np.arange(0, columns + 1, q) - 0.5, [])
-        each.set_yticks(np.arange(0, rows + 1, p) - 0.5, [])
-        each.grid(color="white", alpha=0.22, linewidth=0.7)
-        each.set_axisbelow(False)
+        panel.set_xticks(np.arange(0, columns + 1, q) - 0.5, [])
+        panel.set_yticks(np.arange(0, rows + 1, p) - 0.5, [])
+        panel.grid(color="white", alpha=0.22, linewidth=0.7)
+        panel.set_axisbelow(False)
         centre = (field.token[0] + 0.5) * p - 0.5, (field.token[1] + 0.5) * q - 0.5
         boxes = [((p, q), "solid"), *([(field.theory, (0, (4, 3)))] if field.theory else [])]
         for (h, w), style in boxes:
             corner = centre[1] - w / 2, centre[0] - h / 2
-            each.add_patch(Rectangle(corner, w, h, fill=False, edgecolor="#4cc2ff", linewidth=1.5, linestyle=style))
-        for spine in each.spines.values():
+            panel.add_patch(Rectangle(corner, w, h, fill=False, edgecolor="#4cc2ff", linewidth=1.5, linestyle=style))
+        for spine in panel.spines.values():
             spine.set_visible(False)
-        each.set_xlim(-0.5, columns - 0.5)
-        each.set_ylim(rows - 0.5, -0.5)
-        each.set_title(short(name, 36), pad=20)
-        each.text(0, 1.02, note, transform=each.transAxes, fontsize=8.5, color=MUTED, va="bottom")
+        panel.set_xlim(-0.5, columns - 0.5)
+        panel.set_ylim(rows - 0.5, -0.5)
+        panel.set_title(short(name, 36), pad=20)
+        panel.text(0, 1.02, note, transform=panel.transAxes, fontsize=8.5, color=MUTED, va="bottom")
     assert picture is not None
     bar = figure.colorbar(picture, ax=list(axes), shrink=0.75, aspect=26, pad=0.02, ticks=[0, 0.25, 1])
     bar.ax.set_yticklabels(["0", "25", "100 %"])
     bar.set_label("of the largest gradient", fontsize=8.5)
-    bar.outline.set_visible(False)  # type: ignore[operator]  # matplotlib's stubs have it callable
+    bar.outline.set_visible(False)  # type: ignore[operator]  # matplotlib's stubs declare it callable
     return figure
 
 
 def _fitted(image: np.ndarray, side: float = 2.3) -> tuple[float, float]:
-    """Height and width in inches of an image in its own shape."""
+    """Height and width in inches of an image with its aspect ratio."""
     height, width = image.shape[:2]
     return side * height / max(height, width), side * width / max(height, width)
 
 
 def _answers(axes: Axes, answers: Sequence[tuple[str, float]]) -> None:
-    """Class names over bars; the answer is coloured."""
+    """Draws class names over bars; the top class is coloured."""
     axes.set_axis_off()
     axes.set_xlim(0, 1.18)
-    axes.set_ylim(2.7, -0.75)  # room for three, however few there are
+    axes.set_ylim(2.7, -0.75)  # room for three bars, even if there are fewer
     for row, (name, probability) in enumerate(answers[:3]):
         colour, weight = (VAL, "bold") if row == 0 else (TRAIN, "normal")
         axes.barh(row + 0.12, 1, height=0.14, color=FAINT)
@@ -212,7 +212,7 @@ def overlay(image: UInt[np.ndarray, "H W c"], heat: Float[np.ndarray, "h w"]) ->
 
 
 def upscaled(image: UInt[np.ndarray, "H W c"], side: int = 224) -> UInt8[np.ndarray, "y x 3"]:
-    """In colour, enlarged by a whole number to reach `side`, without interpolation."""
+    """Converts to RGB and enlarges by an integer factor to reach `side`, without interpolation."""
     image = as_picture(image)
     colour = image if image.shape[-1] == 3 else np.repeat(image, 3, axis=-1)
     times = max(-(-side // max(image.shape[:2])), 1)
@@ -220,6 +220,6 @@ def upscaled(image: UInt[np.ndarray, "H W c"], side: int = 224) -> UInt8[np.ndar
 
 
 def upsampled(heat: Float[np.ndarray, "h w"], size: tuple[int, int]) -> Float[np.ndarray, "y x"]:
-    """To (height, width), each value a block: nothing between the tokens is made up."""
+    """Resizes to (height, width) without interpolation: each token stays a block."""
     large = Image.fromarray(np.asarray(heat, np.float32)).resize((size[1], size[0]), Image.Resampling.NEAREST)
     return np.clip(np.asarray(large), 0, 1)

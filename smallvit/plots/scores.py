@@ -14,15 +14,15 @@ from smallvit.plots.style import INK, MUTED, TRAIN, VAL, notice, short, styled
 from smallvit.runs.scores import calibration_bins, calibration_error
 
 BLUES = LinearSegmentedColormap.from_list("blues", ["#f7f9fc", "#c4d8f5", "#7fabea", "#1f6feb", "#0b3a86"])
-FEW = 10  # images of a bin
+FEW = 10  # images in a bin, for a meaningful accuracy
 
 
 @styled
 def curves(rows: Sequence[Mapping[str, float | int | None]], kept: int = -1) -> Figure:
-    """Loss, top-1 and learning rate against `epoch`.
+    """Loss, top-1 accuracy and learning rate against `epoch`.
 
     A row has any of train_loss, val_loss, train_top1, val_top1 (both in percent) and learning_rate. Row `kept`, whose
-    weights are the model, is marked.
+    weights the model has, is marked.
     """
     if not rows:
         return notice("No epoch has been finished yet.")
@@ -57,9 +57,9 @@ def curves(rows: Sequence[Mapping[str, float | int | None]], kept: int = -1) -> 
 
 
 def without_short_end(epochs: list[float], values: list[float]) -> tuple[list[float], list[float]]:
-    """Means over the time since the point before, where a run ends soon after an evaluation: a few steps are no point.
+    """Merges the last two points of a curve of running means if the last one covers only a few steps.
 
-    The last two become one, their mean weighted by the epochs of each.
+    The merged value is the mean of the two, weighted by their epochs.
     """
     spans = np.diff(epochs, prepend=0.0)
     if len(spans) < 3 or spans[-1] >= np.median(spans) / 2:
@@ -73,13 +73,13 @@ def confusion(matrix: Integer[np.ndarray, "k k"], classes: Sequence[str]) -> Fig
     """Rows are the true classes, columns the predicted ones; the colour is the share of the row."""
     k = len(classes)
     if matrix.shape != (k, k):
-        raise ValueError(f"a confusion matrix of shape {matrix.shape} for {k} classes: it must be {k} x {k}")
+        raise ValueError(f"the confusion matrix of {k} classes must be {k} x {k}, not of shape {matrix.shape}")
     share = matrix / np.maximum(matrix.sum(axis=1, keepdims=True), 1)
     named, numbered = k <= 60, k <= 20
     side = float(np.clip(2.6 + 0.42 * k, 4.2, 9.5))
     figure = Figure(figsize=(side + 0.9, side + 0.3))
     axes = figure.subplots()
-    # Without numbers in the cells, rare mistakes must be visible too.
+    # Rare mistakes must be visible if the cells have no numbers.
     norm = PowerNorm(1 if numbered else 0.5, vmin=0, vmax=1)
     picture = axes.imshow(share, cmap=BLUES, norm=norm, interpolation="nearest")
     right = np.trace(matrix) / max(matrix.sum(), 1)
@@ -98,8 +98,8 @@ def confusion(matrix: Integer[np.ndarray, "k k"], classes: Sequence[str]) -> Fig
         ticks = range(0, k, 20 if k <= 120 else 50)
         axes.set_xticks(ticks)
         axes.set_yticks(ticks)
-        axes.set_xlabel("predicted, number of the class")
-        axes.set_ylabel("true, number of the class")
+        axes.set_xlabel("predicted class number")
+        axes.set_ylabel("true class number")
     if numbered:
         size = float(np.clip(130 / k, 6.5, 12))
         for i, j in np.argwhere(matrix):
@@ -111,7 +111,7 @@ def confusion(matrix: Integer[np.ndarray, "k k"], classes: Sequence[str]) -> Fig
         axes.tick_params(which="minor", length=0)
     bar = figure.colorbar(picture, ax=axes, shrink=0.6, aspect=28, pad=0.02, ticks=[0, 0.5, 1])
     bar.ax.set_yticklabels(["0", "50", "100 %"])
-    bar.outline.set_visible(False)  # type: ignore[operator]  # matplotlib's stubs have it callable
+    bar.outline.set_visible(False)  # type: ignore[operator]  # matplotlib's stubs declare it callable
     return figure
 
 
@@ -123,7 +123,7 @@ def reliability(
     *,
     before: Float[np.ndarray, " b"] | None = None,
 ) -> Figure:
-    """Accuracy against confidence, and below the number of images per bin.
+    """Accuracy against confidence, above the number of images per bin.
 
     `before` is the confidence before temperature scaling, shown on the left.
     """
@@ -144,8 +144,8 @@ def reliability(
     axes[1, 0].set_ylabel("images")
     handles: dict[str, Artist] = {}
     for top in axes[0]:
-        found, labels = top.get_legend_handles_labels()
-        handles |= dict(zip(labels, found, strict=True))
+        artists, labels = top.get_legend_handles_labels()
+        handles |= dict(zip(labels, artists, strict=True))
     figure.legend(handles.values(), handles, loc="outside lower center", ncols=3, columnspacing=1.2, handlelength=1.4)
     return figure
 
@@ -153,17 +153,17 @@ def reliability(
 def _reliability(
     top: Axes, bottom: Axes, confidence: Float[np.ndarray, " b"], correct: Bool[np.ndarray, " b"], bins: int
 ) -> None:
-    centres, accuracy, sure, count = calibration_bins(confidence, correct, bins)
+    centres, accuracy, mean_confidence, count = calibration_bins(confidence, correct, bins)
     filled = count > 0
     top.plot([0, 1], [0, 1], color=MUTED, linewidth=1, linestyle=(0, (4, 4)), label="calibrated")
-    few = count < FEW  # too few for a meaningful share
+    few = count < FEW  # too few for a meaningful accuracy
     for which, colour, label in (
         (filled & ~few, 0.45, "share that is right"),
         (filled & few, 0.16, f"of under {FEW} images"),
     ):
         if which.any():
             top.bar(centres[which], accuracy[which], width=0.86 / bins, color=BLUES(colour), label=label)
-    top.plot(sure[filled], accuracy[filled], "o", color=VAL, markeredgecolor="white")
+    top.plot(mean_confidence[filled], accuracy[filled], "o", color=VAL, markeredgecolor="white")
     top.set_ylim(0, 1.02)
     bottom.bar(centres, count, width=0.86 / bins, color=TRAIN)
     bottom.set_xlabel("the model's confidence")
@@ -195,7 +195,7 @@ def comparison(scores: Mapping[str, Sequence[float]]) -> Figure:
 
 @styled
 def folds(top1: Sequence[float], intervals: Sequence[tuple[float, float]], together: float) -> Figure:
-    """Top-1 accuracy of each fold in percent with its interval, and a line for that of all images."""
+    """Top-1 accuracy in percent of each fold with its interval, and a line for that of all images."""
     figure = Figure(figsize=(7.5, 1.1 + 0.36 * len(top1)))
     axes = figure.subplots()
     for row, (value, (low, high)) in enumerate(zip(top1, intervals, strict=True)):
@@ -213,7 +213,7 @@ def folds(top1: Sequence[float], intervals: Sequence[tuple[float, float]], toget
 
 
 def _series(rows: Sequence[Mapping[str, float | int | None]], key: str) -> tuple[list[float], list[float]]:
-    """(epochs, values) of the rows that have this value; counted from 1 where rows have no epoch."""
+    """The epochs and values of the rows that have this key; rows without an epoch are numbered from 1."""
     numbered = [({"epoch": i} | dict(row)) for i, row in enumerate(rows, 1)]
     pairs = [(row["epoch"], value) for row in numbered if (value := row.get(key)) is not None]
     return [float(epoch or 0) for epoch, _ in pairs], [float(value) for _, value in pairs]

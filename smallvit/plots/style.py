@@ -41,7 +41,7 @@ styled = matplotlib.rc_context(
         "axes.axisbelow": True,
         "grid.color": FAINT,
         "text.color": INK,
-        "text.parse_math": False,  # names of classes and files may hold a dollar sign
+        "text.parse_math": False,  # class and file names may contain a dollar sign
         "xtick.color": MUTED,
         "ytick.color": MUTED,
         "xtick.major.size": 0,
@@ -57,7 +57,7 @@ styled = matplotlib.rc_context(
 def save(figure: Figure, path: Path) -> None:
     """Saves as PNG; a reader of `path` sees either the old file or the complete new one."""
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Glyph .* missing")  # the font has no such letter
+        warnings.filterwarnings("ignore", "Glyph .* missing")  # the font lacks some characters
         write_safely(path, lambda temporary: figure.savefig(temporary, format="png", facecolor="white"))
 
 
@@ -90,13 +90,13 @@ def show(axes: Axes, image: np.ndarray) -> None:
 
 
 def short(text: str, width: int) -> str:
-    """A text on one line, shortened to a maximum length."""
+    """Puts text on one line and shortens it to a maximum length."""
     text = shown(" ".join(text.split()))
     return text if len(text) <= width else text[: width - 1].rstrip() + "…"
 
 
 def shortened(text: str, width: int) -> str:
-    """The same for names of files, which differ at their ends."""
+    """Like `short`, but cuts the middle, for file names, which differ at their ends."""
     text = shown(" ".join(text.split()))
     tail = width // 2
     return text if len(text) <= width else f"{text[: width - tail - 1]}…{text[-tail:]}"

@@ -1,4 +1,4 @@
-"""Training from scratch: config, recipes, optimiser, step, loop, checkpoints, run folder."""
+"""Training: configuration, recipes, optimiser, step, loop, checkpoints, run folder."""
 
 from typing import TYPE_CHECKING
 

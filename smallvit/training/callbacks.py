@@ -1,4 +1,4 @@
-"""What happens in a run, for those who want to watch it or to end it: begin, step, evaluation, end."""
+"""Callbacks that observe a run or end it: begin, step, evaluation, end."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -11,77 +11,79 @@ Row = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Run:
-    """What a callback learns at the beginning."""
+    """Information for a callback at the beginning of a run."""
 
     folder: Path
     model: str
     data: str
-    config: Mapping[str, Any]  # every setting, as in config.json
-    steps: int  # planned in all; a run with a time limit may plan again
-    step: int  # steps done before, more than 0 if it is resumed
-    say: Callable[[str], None]  # prints a line, and writes it to log.txt
+    config: Mapping[str, Any]  # all settings, as in config.json
+    steps: int  # planned in total; a run with a time limit may plan again
+    step: int  # steps done before, above 0 in a resumed run
+    say: Callable[[str], None]  # prints a line and writes it to log.txt
 
 
 class Callback:
-    """Does nothing: override what you need. With several processes, only the first one calls it."""
+    """Base class whose methods do nothing: override those you need. Only the first process calls them."""
 
     def begin(self, run: Run) -> None:
-        """Once, before the first step."""
+        """Called once, before the first step."""
 
     def step(self, step: int, loss: float) -> None:
-        """After each step, with the loss of its batch."""
+        """Called after each step, with the loss of its batch."""
 
     def evaluation(self, rows: Sequence[Row]) -> bool | None:
-        """After each evaluation, with the rows of metrics.csv so far, the newest last; True ends the training here."""
+        """Called after each evaluation with the rows of metrics.csv, newest last; return True to end the training."""
 
     def end(self, result: Row | None) -> None:
-        """Last of all, with what result.json says; None if the run was stopped or failed."""
+        """Called last, with the content of result.json, or None if the run was stopped or failed."""
 
 
-def check_callbacks(each: Sequence[object]) -> None:
-    for one in each:
-        if not isinstance(one, Callback):
-            raise ValueError(f"a callback must be an instance of smallvit.Callback, not {one!r}: derive yours from it")
+def check_callbacks(callbacks: Sequence[object]) -> None:
+    for callback in callbacks:
+        if not isinstance(callback, Callback):
+            raise ValueError(
+                f"a callback must be an instance of smallvit.Callback, not {callback!r}: derive yours from it"
+            )
 
 
 @dataclass(frozen=True)
 class Callbacks:
-    """Several, called one after another."""
+    """Calls several callbacks in order."""
 
-    _each: list[Callback]
+    _callbacks: list[Callback]
 
     def begin(self, run: Run) -> None:
-        for each in self._each:
-            each.begin(run)
+        for callback in self._callbacks:
+            callback.begin(run)
 
     def step(self, step: int, loss: float) -> None:
-        for each in self._each:
-            each.step(step, loss)
+        for callback in self._callbacks:
+            callback.step(step, loss)
 
     def evaluation(self, rows: Sequence[Row]) -> str:
-        """The names of those that ask to stop."""
-        return ", ".join([type(each).__name__ for each in self._each if each.evaluation(rows)])
+        """The names of the callbacks that ask to stop."""
+        return ", ".join([type(callback).__name__ for callback in self._callbacks if callback.evaluation(rows)])
 
     def end(self, result: Row | None) -> None:
-        for each in reversed(self._each):
-            each.end(result)
+        for callback in reversed(self._callbacks):
+            callback.end(result)
 
 
 class Patience(Callback):
-    """Ends a run after so many evaluations in a row without a gain beyond chance.
+    """Ends a run after a number of evaluations in a row without a gain beyond chance.
 
-    A gain counts if it exceeds twice the standard error of the validation accuracy. It is found in the rows alone, so
-    that a resumed run ends at the same step.
+    A gain counts if it exceeds twice the standard error of the validation accuracy. It depends only on the rows, so a
+    resumed run ends at the same step.
     """
 
     def __init__(self, evaluations: int, images: int) -> None:
-        self.evaluations, self.images = evaluations, images  # images: in validation
+        self.evaluations, self.images = evaluations, images  # images: of the validation split
 
     def evaluation(self, rows: Sequence[Row]) -> bool:
         return self.waited(rows) >= self.evaluations
 
     def waited(self, rows: Sequence[Row]) -> int:
-        """Evaluations since the last gain."""
+        """The number of evaluations since the last gain."""
         best, waited = -math.inf, 0
         for row in rows:
             score = row.get("val_mean_recall", row["val_top1"])

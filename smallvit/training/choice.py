@@ -12,7 +12,7 @@ from smallvit.count import multiply_adds
 from smallvit.data import Dataset
 from smallvit.ops import multiply
 from smallvit.runs.saved import Spec, abstract_model
-from smallvit.training.cluster import agree
+from smallvit.training.cluster import broadcast_choice
 from smallvit.training.config import DEFAULT_MINUTES, TrainConfig
 from smallvit.training.recipe import RECIPES
 
@@ -37,7 +37,7 @@ def choose(config: TrainConfig, data: Dataset) -> tuple[TrainConfig, str]:
     if config.model is not None and config.recipe_name != "default":
         return config, ""
     epochs = epochs_of(config)
-    speed = None if epochs else float(agree(lambda: repr(USED * products_per_second())))
+    speed = None if epochs else float(broadcast_choice(lambda: repr(USED * products_per_second())))
     seconds = 60 * (config.minutes or DEFAULT_MINUTES)
 
     def fit(name: str) -> float:

@@ -1,4 +1,4 @@
-"""Several processes, perhaps on several machines, that train one model: they start together and agree."""
+"""Several processes, maybe on several machines, that train one model: they connect, synchronise and agree."""
 
 import ctypes
 import os
@@ -20,44 +20,44 @@ from smallvit.training.config import MachineOptions
 from smallvit.training.mesh import over_images, replicated
 
 _LONGEST = 4096
-_SILENCE = 10  # seconds without a sign of life after which a process counts as gone
+_SILENCE = 10  # seconds without a heartbeat after which a process counts as lost
 
 
 def join(machine: MachineOptions) -> None:
-    """Meets the other processes, given by flags or found by jax in the environment of a cluster."""
+    """Connects to the other processes, given by options or found by jax in a cluster's environment."""
     given = (machine.coordinator, machine.num_processes, machine.process_id)
     if jax.distributed.is_initialized():
         return
     if any(value is not None for value in given):
         if any(value is None for value in given):
             raise ValueError("coordinator, num_processes and process_id belong together: give all three, or none")
-    # The batch script of a Slurm job knows of all its tasks, too; only srun starts them and sets this.
+    # A Slurm batch script also sees the number of its tasks; only srun starts them and sets this variable.
     elif not os.environ.get("JAX_COORDINATOR_ADDRESS") and int(os.environ.get("SLURM_STEP_NUM_TASKS", "1")) < 2:
         return
     jax.distributed.initialize(*given, heartbeat_timeout_seconds=_SILENCE, shutdown_timeout_seconds=_SILENCE)
-    # They connect now: once the model is compiled, one may be later than the others wait for a connection.
+    # Connect now: while the model compiles, one process may be later than the others' connection timeout.
     multihost_utils.sync_global_devices("joined")
 
 
-def agree(choose: Callable[[], str]) -> str:
-    """What the first process chose, in all of them."""
+def broadcast_choice(choose: Callable[[], str]) -> str:
+    """Returns the first process's choice in all processes."""
     if jax.process_count() == 1:
         return choose()
     text = np.zeros(_LONGEST, np.uint8)
     if jax.process_index() == 0:
-        chosen = choose().encode()
-        text[: len(chosen)] = np.frombuffer(chosen, np.uint8)
+        encoded = choose().encode()
+        text[: len(encoded)] = np.frombuffer(encoded, np.uint8)
     return bytes(multihost_utils.broadcast_one_to_all(text)).rstrip(b"\0").decode()
 
 
-def meet(where: str) -> None:
-    """Goes on when all have come to this point."""
+def barrier(where: str) -> None:
+    """Waits until all processes reach this point."""
     if jax.process_count() > 1:
         multihost_utils.sync_global_devices(where)
 
 
 class Votes:
-    """What any of the processes wants, known to all at the same step. No step waits for it: the answer is one late."""
+    """Tells all processes at the same step what any of them wants; one step late, so that no step waits for it."""
 
     def __init__(self, mesh: Mesh) -> None:
         self._mesh = mesh
@@ -73,15 +73,15 @@ class Votes:
         return (False,) * len(wants) if before is None else tuple(map(bool, np.asarray(before)))
 
     def clear(self) -> None:
-        """Forgets the last ones, which were granted in the meantime; all processes must do so at the same step."""
+        """Discards the last votes, which were granted in the meantime; all processes must call it at the same step."""
         self._cast = None
 
 
 @contextmanager
 def leaving_together(log: Path) -> Iterator[None]:
-    """If another process is gone, this one leaves in a line: whatever it waits for will not come.
+    """Exits with one line if another process is lost, since this one would wait for it forever.
 
-    What the runtime itself prints then, at length, goes to the log.
+    The runtime's long messages go to the log.
     """
     if jax.process_count() == 1:
         yield
@@ -89,9 +89,9 @@ def leaving_together(log: Path) -> Iterator[None]:
     own = os.fdopen(os.dup(2), "w", buffering=1)
     with log.open("ab") as file:
         os.dup2(file.fileno(), 2)
-    sys.stderr = Lasting(own)  # to the end of the process, for the runtime may still print when that comes
-    # The runtime aborts when there is no sign of life from a process. A handler of Python's own would not be called
-    # any more; one of C is, in the thread that aborts.
+    sys.stderr = Lasting(own)  # until the process ends: the runtime may still print on exit
+    # The runtime aborts if a process sends no heartbeat. A Python handler would no longer run; a C handler does, in the
+    # aborting thread.
     handler = _HANDLER(lambda _: _leave(own.fileno()))
     _handlers.append(handler)
     ctypes.CDLL("msvcrt" if os.name == "nt" else None).signal(signal.SIGABRT, handler)
@@ -105,19 +105,19 @@ def leaving_together(log: Path) -> Iterator[None]:
 
 
 def lost(error: Exception) -> bool:
-    """Whether it is a connection to another process that failed; the runtime has several types of error for that."""
-    if jax.process_count() == 1 or "RESOURCE_EXHAUSTED" in str(error):  # no memory: resuming would not help
+    """Whether a connection to another process failed, for which the runtime has several types of errors."""
+    if jax.process_count() == 1 or "RESOURCE_EXHAUSTED" in str(error):  # out of memory: resuming would not help
         return False
     words = ("Gloo", "NCCL", "Connection reset", "Connection closed", "oordination service")
     return isinstance(error, jax.errors.JaxRuntimeError) or any(word in str(error) for word in words)
 
 
 _HANDLER = ctypes.CFUNCTYPE(None, ctypes.c_int)
-_handlers: list[object] = []  # they must live as long as the process
+_handlers: list[object] = []  # must live as long as the process
 
 
 def _leave(stderr: int) -> None:
-    """Without the end of a Python process, in which the runtime waits for the others once more."""
-    line = "another process of this training is gone: start all again with --resume, the last checkpoint is kept"
+    """Exits at once: the normal exit of Python would make the runtime wait for the other processes again."""
+    line = "lost another process of this training: start all again with --resume, the last checkpoint is kept"
     os.write(stderr, f"smallvit: {line}\n".encode())
     os._exit(RESUME)

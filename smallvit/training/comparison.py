@@ -1,4 +1,4 @@
-"""Several models, or the ablation of one, trained with several seeds and put into a table."""
+"""Comparison of several models, or an ablation, each trained with several seeds; the result is a table."""
 
 import re
 import statistics
@@ -32,19 +32,21 @@ class Variant:
     recipe: str
 
     def run(self, seed: int) -> str:
-        """The name of a run folder."""
+        """The name of the run folder for a seed."""
         return re.sub(r"[^\w.]+", "-", f"{self.name}-{seed}")
 
 
 def compare(config: CompareConfig) -> list[dict[str, Any]]:
-    """Trains every variant with every seed, and writes table.md, table.csv and table.png; returns the table's rows."""
-    rows: dict[Variant, list[dict[str, Any]]] = {each: [] for each in variants(config)}
-    configs = {(each, seed): _train_config(config, each, seed) for each in rows for seed in range(config.seeds)}
+    """Trains every variant with every seed; writes table.md, table.csv and table.png, and returns the table's rows."""
+    rows: dict[Variant, list[dict[str, Any]]] = {variant: [] for variant in variants(config)}
+    configs = {
+        (variant, seed): _train_config(config, variant, seed) for variant in rows for seed in range(config.seeds)
+    }
     _claim(config)
-    # Seed by seed: a comparison that is stopped early still has a complete table, of fewer seeds.
+    # Seed by seed: a comparison that is stopped early has a complete table of fewer seeds.
     for seed in range(config.seeds):
-        for each in rows:
-            rows[each].append(_run(configs[each, seed]))
+        for variant in rows:
+            rows[variant].append(_run(configs[variant, seed]))
             _write(config.out, rows)
     return _table(config.out, rows)
 
@@ -62,7 +64,7 @@ def variants(config: CompareConfig) -> Iterator[Variant]:
 
 
 def _parts(config: CompareConfig, model: str) -> dict[str, tuple[str, ...]]:
-    """The fields of each row that a model has, by the name of the row."""
+    """The fields of each row of a model, by the name of the row."""
     if config.ablation is None:
         return {"": ()}
     if config.ablation == "spt-lsa":
@@ -99,14 +101,14 @@ def _train_config(config: CompareConfig, variant: Variant, seed: int) -> TrainCo
 
 def _claim(config: CompareConfig) -> None:
     """Checks that the folder is new or holds the same comparison."""
-    asked = {name: str(value) for name, value in asdict(config).items() if name not in ("seeds", "machine", "out")}
+    settings = {name: str(value) for name, value in asdict(config).items() if name not in ("seeds", "machine", "out")}
     if (config.out / CONFIG).exists():
-        if read_json(config.out / CONFIG) != asked:
+        if read_json(config.out / CONFIG) != settings:
             raise ValueError(f"{config.out} holds another comparison: choose another --out")
     elif config.out.exists() and any(not path.name.endswith(".tmp") for path in config.out.iterdir()):
         raise ValueError(f"{config.out} is not empty and holds no comparison: choose another --out")
     else:
-        write_json(config.out / CONFIG, asked)
+        write_json(config.out / CONFIG, settings)
 
 
 def _run(config: TrainConfig) -> dict[str, Any]:
@@ -115,21 +117,21 @@ def _run(config: TrainConfig) -> dict[str, Any]:
     folder = config.run.runs / config.run.name
     if (folder / RESULT).exists():
         return read_json(folder / RESULT)
-    begun = (folder / RUN_CONFIG).exists()
-    return train(TrainConfig(resume=folder, machine=config.machine) if begun else config)
+    started = (folder / RUN_CONFIG).exists()
+    return train(TrainConfig(resume=folder, machine=config.machine) if started else config)
 
 
 def _table(out: Path, rows: dict[Variant, list[dict[str, Any]]]) -> list[dict[str, Any]]:
     table = []
-    for each, results in rows.items():
+    for variant, results in rows.items():
         if not results:
             continue
         which = "test_top1" if results[0]["test_top1"] is not None else "val_top1"
         scores = [result[which] for result in results]
-        saved = from_pretrained(out / "runs" / each.run(0))
+        saved = from_pretrained(out / "runs" / variant.run(0))
         table.append(
             {
-                "model": each.name,
+                "model": variant.name,
                 which: round(statistics.mean(scores), 2),
                 "spread": round(statistics.stdev(scores), 2) if len(scores) > 1 else None,
                 "seeds": len(scores),

@@ -1,4 +1,4 @@
-"""What a user can say about a training run: the library's configuration, the command line and the run's config file."""
+"""The configuration of a run, for the library, the command line and config.json."""
 
 import json
 import math
@@ -16,7 +16,7 @@ from smallvit.training.recipe import RECIPES, Freeze, Recipe
 
 Tracked = Literal["tensorboard", "mlflow", "wandb"]
 DEFAULT_MINUTES = 5.0
-SHORT = {  # names accepted as well
+SHORT = {  # aliases
     "lr": "learning_rate",
     "wd": "weight_decay",
     "scale": "resized_crop",
@@ -24,22 +24,22 @@ SHORT = {  # names accepted as well
     "reprob": "erasing",
     "smoothing": "label_smoothing",
 }
-PLANNED = ("policy", "mixup", "cutmix", "erasing")  # by the plan of a run, with the recipe `default`
+PLANNED = ("policy", "mixup", "cutmix", "erasing")  # chosen by the plan of a run, with the recipe `default`
 
 
 def _optional(metavar: str, default: str = "") -> Any:
-    """An option whose default is not a value: `default` says in --help what holds without it."""
+    """An option without a default value; `default` describes in --help what happens without it."""
     return tyro.conf.arg(metavar=metavar, help_behavior_hint=f"(default: {default})" if default else "")
 
 
 def _of_recipe(name: str, metavar: str | None) -> Any:
-    """An option that replaces a part of the recipe; --help shows each recipe's value."""
+    """An option that overrides a part of the recipe; --help shows each recipe's value."""
     values = {}
-    for recipe, each in RECIPES.items():
-        value = getattr(each, name) if hasattr(each, name) else getattr(each.augment, name)
-        values[recipe] = "by the epochs that fit" if recipe == "default" and name in PLANNED else _in_words(value)
+    for key, recipe in RECIPES.items():
+        value = getattr(recipe, name) if hasattr(recipe, name) else getattr(recipe.augment, name)
+        values[key] = "by the epochs that fit" if key == "default" and name in PLANNED else _in_words(value)
     same = len({*values.values()}) == 1
-    hint = values["default"] if same else ", ".join(f"{recipe} {value}" for recipe, value in values.items())
+    hint = values["default"] if same else ", ".join(f"{key} {value}" for key, value in values.items())
     hint = f"({'default' if same else 'by recipe'}: {hint})"
     aliases = [f"--{short.replace('_', '-')}" for short, long in SHORT.items() if long == name]
     return tyro.conf.arg(metavar=metavar, aliases=aliases, help_behavior_hint=hint)
@@ -50,10 +50,10 @@ def _in_words(value: bool | int | float | str | tuple[float, float] | None) -> s
         return "on" if value else "off"
     if isinstance(value, str):
         return "AutoAugment for the data set" if value in get_args(AutoAugment) else value
-    return " ".join(f"{each:g}" for each in (value if isinstance(value, tuple) else (value,)))
+    return " ".join(f"{number:g}" for number in (value if isinstance(value, tuple) else (value,)))
 
 
-# Options that need not be given.
+# Types of optional options.
 Int = Annotated[int | None, _optional("INT")]
 Float = Annotated[float | None, _optional("FLOAT")]
 Text = Annotated[str | None, _optional("TEXT")]
@@ -71,7 +71,7 @@ Device = Annotated[Literal["cpu", "gpu", "tpu"] | None, _optional("cpu|gpu|tpu",
 
 @dataclass(frozen=True)
 class RecipeOptions:
-    """Each replaces a part of the recipe: a field of `Recipe` or of `Augment`."""
+    """Overrides of the recipe, each a field of `Recipe` or of `Augment`."""
 
     batch_size: Annotated[int | None, _of_recipe("batch_size", "INT")] = None
     """Images per step."""
@@ -90,13 +90,13 @@ class RecipeOptions:
     repeats: Annotated[int | None, _of_recipe("repeats", "INT")] = None
     """Copies of each image per batch, each augmented differently."""
     freeze: Annotated[Freeze | None, _of_recipe("freeze", "|".join(get_args(Freeze)))] = None
-    """What is not trained: with `backbone`, everything but the head stays as it was started from."""
+    """What is not trained: `backbone` trains only the head."""
     layer_decay: Annotated[float | None, _of_recipe("layer_decay", "FLOAT")] = None
     """Layer-wise learning-rate decay: the factor from each block to the one before it; 1 turns it off."""
     balance: Annotated[Switch, _of_recipe("balance", None)] = None
     """Weight the classes so that each counts the same."""
     flip: Annotated[Switch, _of_recipe("flip", None)] = None
-    """Random horizontal flips, except for `mnist` and `svhn`; turn them off where left and right matter."""
+    """Random horizontal flips, except for `mnist` and `svhn`; turn them off if left and right matter."""
     crop_padding: Annotated[float | None, _of_recipe("crop_padding", "FLOAT")] = None
     """Padding before a random crop, in pixels, or as a fraction of the side if below 1."""
     resized_crop: Annotated[tuple[float, float] | None, _of_recipe("resized_crop", "LOW HIGH")] = None
@@ -124,11 +124,11 @@ class RecipeOptions:
     label_smoothing: Annotated[float | None, _of_recipe("label_smoothing", "FLOAT")] = None
     """Label smoothing."""
     fill: Annotated[Fill | None, _of_recipe("fill", "|".join(get_args(Fill)))] = None
-    """What crops and policies fill in beyond the border of an image."""
+    """Fill of crops and policies beyond the border of an image."""
 
     def apply(self, recipe: Recipe) -> Recipe:
         given = {name: value for name, value in vars(self).items() if value is not None}
-        known = {each.name for each in fields(Recipe)}
+        known = {option.name for option in fields(Recipe)}
         augment = replace(recipe.augment, **{name: value for name, value in given.items() if name not in known})
         return replace(recipe, augment=augment, **{name: value for name, value in given.items() if name in known})
 
@@ -142,21 +142,21 @@ class MachineOptions:
     mesh: Annotated[str | None, _optional("TEXT", "all devices share the images")] = None
     """Devices for images and for weights, as in data=4,fsdp=2."""
     coordinator: Text = None
-    """Address host:port of process 0, when several processes train one model."""
+    """Address host:port of process 0, if several processes train one model."""
     num_processes: Int = None
     """Number of processes."""
     process_id: Int = None
     """Index of this process, from 0."""
     accumulate: int = 1
-    """Parts that a batch is split into to save memory; their gradients are accumulated."""
+    """Number of parts of a batch whose gradients are accumulated, to save memory."""
     remat: bool = False
     """Recompute blocks in the backward pass instead of storing their activations: less memory, more time."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Type of the computation; weights stay float32."""
 
-    def resume(self, begun: "MachineOptions") -> "MachineOptions":
-        """The options of a resumed run: devices, mesh and processes may change, what changes the results may not."""
-        kept = {name: getattr(begun, name) for name in ("accumulate", "remat", "dtype")}
+    def resume(self, started: "MachineOptions") -> "MachineOptions":
+        """The options of a resumed run: devices, mesh and processes may change, but nothing that changes the result."""
+        kept = {name: getattr(started, name) for name in ("accumulate", "remat", "dtype")}
         default = MachineOptions()
         for name, value in kept.items():
             if (given := getattr(self, name)) not in (getattr(default, name), value):
@@ -166,7 +166,7 @@ class MachineOptions:
 
 @dataclass(frozen=True)
 class RunOptions:
-    """Where files go."""
+    """Folders and tracking."""
 
     runs: Path = Path("runs")
     """Folder in which run folders are created."""
@@ -184,7 +184,7 @@ class RunOptions:
 
 @runtime_checkable
 class Traits(Protocol):
-    """What a recipe depends on in a `Dataset`, whose own module needs jax."""
+    """The properties of a `Dataset` that a recipe depends on; importing `Dataset` would import jax."""
 
     @property
     def mirrors(self) -> bool: ...
@@ -197,9 +197,9 @@ class Traits(Protocol):
 @dataclass(frozen=True)
 class TrainConfig:
     data: Data = None
-    """A folder of class folders, an .npz file, or a known data set; without it the embedded Fashion-MNIST subset."""
+    """A folder of class folders, an .npz file, or a known data set; defaults to the embedded Fashion-MNIST subset."""
     model: Annotated[str | None, _optional("TEXT", "by data and time")] = None
-    """A name from `smallvit models`; sl_ in front switches SPT and LSA on."""
+    """A name from `smallvit models`; the prefix sl_ adds SPT and LSA."""
     fields: Fields = ()
     """Other fields of the model, as in dim=96 spt=false."""
     drop_path: Annotated[float | None, _optional("FLOAT", "of the model")] = None
@@ -217,29 +217,29 @@ class TrainConfig:
     image_size: Annotated[int | tuple[int, int] | None, _optional("INT [INT]", "by the data")] = None
     """Image size in pixels: one side, or height and width."""
     fit: Literal["crop", "pad"] = "crop"
-    """How images of another shape are fitted: cropped in the middle, or padded with their mean colour."""
+    """How images of another aspect ratio are fitted: cropped to the centre, or padded with their mean colour."""
     mean: Annotated[tuple[float, ...] | None, _optional("FLOAT ...", "of the images, or of --init")] = None
-    """Mean of pixels from 0 to 1 that is subtracted, one number per channel."""
+    """Mean to subtract from pixels in 0 to 1, one number per channel."""
     std: Annotated[tuple[float, ...] | None, _optional("FLOAT ...", "of the images, or of --init")] = None
-    """Standard deviation that they are divided by, one number per channel."""
+    """Standard deviation to divide them by, one number per channel."""
     seed: int = 0
     """Random seed of the training."""
     split_seed: int = 0
-    """Random seed of the validation and test split, where the data has none."""
+    """Random seed of the validation and test split, if the data has none."""
     labels: Annotated[Path | None, _optional("CSV", "labels.csv in DATA, if there are no class folders")] = None
-    """Table of the images in DATA: columns file and label, and perhaps split and group."""
+    """Table of the images in DATA: columns file and label, and optionally split and group."""
     group: Annotated[str | None, _optional("COLUMN", "group")] = None
     """Column of the table whose groups, such as patients, are never in two splits."""
     all_images: bool = False
-    """Train on the validation images too. The weights at the end are kept; figures of validation mean nothing then."""
+    """Also train on the validation images. Keeps the last weights; validation metrics then mean nothing."""
     folds: Int = None
-    """Cross-validation: train so many models, each tested on its own part of the images. They are an ensemble."""
-    fold: Annotated[int | None, tyro.conf.Suppress] = None  # of these, from 1, that the run is tested on
+    """Cross-validation: train this many models, each tested on its own part of the images, as an ensemble."""
+    fold: Annotated[int | None, tyro.conf.Suppress] = None  # the fold that the run is tested on, from 1
     resume: Folder = None
     """Resume this run folder; the result is the same as if it had never stopped."""
     from_scratch: bool = False
     """With --resume: set the run's checkpoints aside and start again at step 0."""
-    own: Annotated[tuple[str, ...], tyro.conf.Suppress] = ()  # functions of the user's own, given from Python
+    own: Annotated[tuple[str, ...], tyro.conf.Suppress] = ()  # the user's functions, given from Python
     in_recipe: RecipeOptions = field(default_factory=RecipeOptions)
     machine: MachineOptions = field(default_factory=MachineOptions)
     run: RunOptions = field(default_factory=RunOptions)
@@ -264,11 +264,11 @@ class TrainConfig:
         if self.patience is not None and self.patience < 1:
             raise ValueError(f"patience={self.patience} must be at least 1")
         if unknown := sorted({*self.run.track} - {*get_args(Tracked)}):
-            raise ValueError(f"unknown tracker {unknown[0]!r}: there are {', '.join(get_args(Tracked))}")
+            raise ValueError(f"unknown tracker {unknown[0]!r}: choose from {', '.join(get_args(Tracked))}")
         if self.machine.accumulate < 1:
             raise ValueError(f"accumulate={self.machine.accumulate} must be at least 1")
         if self.recipe_name not in RECIPES:
-            raise ValueError(f"unknown recipe {self.recipe!r}: there are {', '.join(RECIPES)}")
+            raise ValueError(f"unknown recipe {self.recipe!r}: choose from {', '.join(RECIPES)}")
         if self.init is None and self.in_recipe.freeze == "backbone":
             raise ValueError("freeze=backbone trains only the head, which needs trained weights: give them with --init")
         if self.folds is not None and self.folds < 2:
@@ -276,14 +276,14 @@ class TrainConfig:
         if self.folds is not None and self.machine.num_processes not in (None, 1):
             raise ValueError("folds are trained in one process: leave out num_processes, or folds")
         if self.resume is not None:
-            given = [each.name for each in fields(self) if getattr(self, each.name) != _default(each)]
+            given = [option.name for option in fields(self) if getattr(self, option.name) != _default(option)]
             if others := sorted({*given} - {"resume", "from_scratch", "machine"}):
                 raise ValueError(f"a resumed run keeps its settings: leave out {', '.join(others)}, or start a new run")
         elif self.from_scratch:
             raise ValueError("from_scratch sets the checkpoints of a run aside: give the run with --resume")
         if self.model is not None:
             check_model(self.model)
-        _ = self.full_recipe, self.model_fields  # raise on bad values
+        _ = self.full_recipe, self.model_fields  # raises on bad values
 
     @property
     def recipe_name(self) -> str:
@@ -294,16 +294,14 @@ class TrainConfig:
         return self.in_recipe.apply(RECIPES[self.recipe_name])
 
     def recipe_for(self, data: Traits) -> Recipe:
-        """The recipe for this data: flips and AutoAugment's policy follow it unless they are given."""
+        """The recipe for this data set, which determines flips and the AutoAugment policy unless they are given."""
         recipe = RECIPES[self.recipe_name]
         policy = data.policy if recipe.augment.policy in get_args(AutoAugment) else recipe.augment.policy
         augment = replace(recipe.augment, flip=recipe.augment.flip and data.mirrors, policy=policy)
         if not data.photographic:
             for name, off in (("policy", "none"), ("colour", 0.0)):
                 if (given := getattr(self.in_recipe, name)) not in (None, off):
-                    raise ValueError(
-                        f"{name}={given} is for images of 8 bits, grey or in colour: leave it out for these"
-                    )
+                    raise ValueError(f"{name}={given} needs 8-bit grey or colour images: leave it out for these")
             augment = replace(augment, policy="none", colour=0.0)
         return self.in_recipe.apply(replace(recipe, augment=augment))
 
@@ -376,15 +374,15 @@ class CompareConfig:
 
 
 def flat(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Stored settings of all groups by their names, without those that were left open."""
-    found: dict[str, Any] = {}
+    """Stored settings of all groups by name, without those that were not set."""
+    values: dict[str, Any] = {}
     for name, value in settings.items():
-        found |= flat(value) if isinstance(value, dict) else {name: value} if value not in (None, [], ()) else {}
-    return found
+        values |= flat(value) if isinstance(value, dict) else {name: value} if value not in (None, [], ()) else {}
+    return values
 
 
 def check_model(name: str) -> None:
-    """A ValueError if there is no such model; known ones pass without waiting for jax."""
+    """Raises a ValueError if there is no such model; known ones are found without importing jax."""
     if not any(entry.name == name for entry in catalogue()):
         from smallvit.registry import preset
 
@@ -395,17 +393,17 @@ Config = TypeVar("Config", TrainConfig, CompareConfig)
 
 
 def from_options(cls: type[Config], data: str | Path | None, options: Mapping[str, Any]) -> Config:
-    """A configuration from options by their names on the command line, as in batch_size=64 or flip=False."""
+    """A configuration from options by their command-line names, as in batch_size=64 or flip=False."""
     groups = {"": cls, "in_recipe": RecipeOptions, "machine": MachineOptions, "run": RunOptions}
-    groups = {group: each for group, each in groups.items() if not group or group in get_type_hints(cls)}
-    homes = {name: (group, hint) for group, each in groups.items() for name, hint in get_type_hints(each).items()}
+    groups = {group: kind for group, kind in groups.items() if not group or group in get_type_hints(cls)}
+    homes = {name: (group, hint) for group, kind in groups.items() for name, hint in get_type_hints(kind).items()}
     for hidden in ("own", "fold"):
         homes.pop(hidden, None)
     given: dict[str, dict[str, Any]] = {group: {} for group in groups}
     for name, value in {"data": data, **options}.items():
         name = SHORT.get(name, name)
         if name not in homes:
-            known = [each for each in homes if each not in groups]
+            known = [option for option in homes if option not in groups]
             raise ValueError(f"unknown option {name!r}{did_you_mean(name, known) or '.'} Options: {', '.join(known)}")
         group, hint = homes[name]
         given[group][name] = _fitted(value, (tuple,) if get_origin(hint) is tuple else get_args(hint) or (hint,))
@@ -414,13 +412,13 @@ def from_options(cls: type[Config], data: str | Path | None, options: Mapping[st
 
 
 def _fitted(value: Any, kinds: tuple[Any, ...]) -> Any:
-    """The value as the option's type has it: paths and names alike, whole numbers for fractions, lists and dicts."""
+    """Converts the value to the option's type: paths from text, floats from integers, tuples from lists and dicts."""
     if float in kinds and type(value) is int:
         return float(value)
     if Path in kinds and isinstance(value, str):
         return Path(value)
     if isinstance(value, Mapping):
-        return tuple(f"{name}={json.dumps(each)}" for name, each in value.items())
+        return tuple(f"{name}={json.dumps(item)}" for name, item in value.items())
     if kinds == (tuple,) and isinstance(value, str):
         return (value,)
     if isinstance(value, list):
@@ -432,12 +430,12 @@ def _with_tuples(stored: dict[str, Any]) -> dict[str, Any]:
     return {name: tuple(value) if isinstance(value, list) else value for name, value in stored.items()}
 
 
-def _default(each: Field[Any]) -> Any:
-    return each.default if each.default_factory is MISSING else each.default_factory()
+def _default(option: Field[Any]) -> Any:
+    return option.default if option.default_factory is MISSING else option.default_factory()
 
 
 def parse_field(text: str) -> tuple[str, Any]:
-    """("dim", 96) from "dim=96"; the value is JSON, or else text."""
+    """("dim", 96) from "dim=96"; the value is JSON or else text."""
     name, equals, value = text.partition("=")
     if not name or not equals:
         raise ValueError(f"field {text!r} must have the form NAME=VALUE, as in dim=96")

@@ -1,8 +1,8 @@
-"""Cross-validation: a run for each fold, which it is tested on; all answers together, and likely label errors.
+"""Cross-validation: one run per fold, the joint out-of-fold predictions, and likely label errors.
 
-A label is doubtful where a model that was not trained on it predicts another class and gives the label little
-probability: its self-confidence, in the words of confident learning (https://arxiv.org/abs/1911.00068).
-docs/training.md has what that finds.
+A label is doubtful if a model that was not trained on it predicts another class and gives the label a low probability,
+its self-confidence in the terms of confident learning (https://arxiv.org/abs/1911.00068). docs/training.md shows what
+this finds.
 """
 
 import statistics
@@ -34,7 +34,7 @@ from smallvit.training.own import Own
 from smallvit.training.progress import Reporter
 
 PREDICTIONS, ERRORS = "out-of-fold.csv", "label-errors.csv"
-PICTURED = 24  # label errors; the table has all
+PICTURED = 24  # label errors in the picture; the table has all
 
 
 @lasting_output()
@@ -43,11 +43,11 @@ def train_folds(
     callbacks: Iterable[Callback] = (),
     own: Own = Own(),  # noqa: B008, it is frozen
 ) -> dict[str, Any]:
-    """Does what `smallvit train --folds` does; returns what folds.json says and, as `folder`, where it stands."""
+    """Does the same as `smallvit train --folds`; returns the content of folds.json and the folder as `folder`."""
     join(config.machine)
     if jax.process_count() > 1:
         raise ValueError("folds are trained in one process: start a single one, or leave out folds")
-    say, callbacks = Reporter(), list(callbacks)
+    log, callbacks = Reporter(), list(callbacks)
     if config.resume is None:
         folder = _new_folder(config)
         runs = [fold_folder(folder, number) for number in range(1, (config.folds or 0) + 1)]
@@ -61,17 +61,17 @@ def train_folds(
     for number, run in enumerate(runs, 1):
         if (run / RESULT).exists():
             continue
-        say(f"fold {number} of {len(runs)}")
+        log(f"fold {number} of {len(runs)}")
         try:
             train(_config_of(config, folder, number), callbacks, own)
         except Stopped as error:
             raise type(error)(str(error).replace(str(run), str(folder))) from error
-    result = write_results(folder, runs, say)
+    result = write_results(folder, runs, log)
     return {"folder": str(folder), **result}
 
 
 def _new_folder(config: TrainConfig) -> Path:
-    """Its name; it is created with the first fold, so that a user's mistake leaves none behind."""
+    """Its name only; the first fold creates it, so that a user's mistake leaves no folder behind."""
     data = NAME if config.data is None else Path(config.data).expanduser().resolve().name
     default = f"{data.removesuffix('.npz')}-{config.folds}-folds"
     return config.run.runs / new_name(config.run.runs, config.run.name, default)
@@ -82,14 +82,14 @@ def _first_config(folder: Path) -> TrainConfig:
 
 
 def _config_of(config: TrainConfig, folder: Path, number: int) -> TrainConfig:
-    """That of a fold. Model, size and augmentation, where the first one chose them, are those of all."""
+    """The configuration of a fold. Model, size and augmentation chosen by the first fold hold for all."""
     run = fold_folder(folder, number)
     if (run / CONFIG).exists():
         return TrainConfig(resume=run, machine=config.machine)
     if number > 1:
-        begun = _first_config(folder)
-        machine = config.machine.resume(begun.machine)
-        return replace(begun, fold=number, machine=machine, run=replace(begun.run, runs=folder, name=run.name))
+        first = _first_config(folder)
+        machine = config.machine.resume(first.machine)
+        return replace(first, fold=number, machine=machine, run=replace(first.run, runs=folder, name=run.name))
     minutes = config.minutes and config.minutes / (config.folds or 1)
     cache = config.run.cache_dir or config.run.runs / CACHE
     return replace(
@@ -97,23 +97,23 @@ def _config_of(config: TrainConfig, folder: Path, number: int) -> TrainConfig:
     )
 
 
-def write_results(folder: Path, runs: Sequence[Path], say: Reporter) -> dict[str, Any]:
-    """Writes the answers for all images, likely label errors, two pictures and, last, folds.json."""
+def write_results(folder: Path, runs: Sequence[Path], log: Reporter) -> dict[str, Any]:
+    """Writes the predictions for all images, likely label errors, two pictures and, last, folds.json."""
     folds = [evaluate(run) for run in runs]
     together = out_of_fold(folds)
     probabilities, labels = together.scores.probabilities, together.split.labels
-    numbers = np.repeat(np.arange(1, len(folds) + 1), [len(each.split) for each in folds])
+    numbers = np.repeat(np.arange(1, len(folds) + 1), [len(fold.split) for fold in folds])
     doubtful = rank_label_errors(probabilities, labels)
     _write_rows(folder / PREDICTIONS, together, numbers, np.arange(len(labels)))
     _write_rows(folder / ERRORS, together, numbers, doubtful)
     _draw_errors(folder / "label-errors.png", together, doubtful)
-    top1 = [each.scores.top1 for each in folds]
-    plots.save(plots.folds(top1, [each.scores.interval for each in folds], together.scores.top1), folder / "folds.png")
+    top1 = [fold.scores.top1 for fold in folds]
+    plots.save(plots.folds(top1, [fold.scores.interval for fold in folds], together.scores.top1), folder / "folds.png")
     saved = load_ensemble(folder)
-    given = given_test(runs[0], saved)
-    ensemble = None if given is None else evaluate_images(saved, given)
+    test = given_test(runs[0], saved)
+    ensemble = None if test is None else evaluate_images(saved, test)
     result = {
-        "folds": [_scores(each) for each in folds],
+        "folds": [_scores(fold) for fold in folds],
         "mean": round(statistics.mean(top1), 3),
         "standard_deviation": round(statistics.stdev(top1), 3),
         "out_of_fold": _scores(together),
@@ -124,23 +124,23 @@ def write_results(folder: Path, runs: Sequence[Path], say: Reporter) -> dict[str
     write_json(folder / FOLDS, result)
 
     for note in together.notes:
-        say(note)
-    for number, each in enumerate(folds, 1):
-        say(f"fold {number}: {with_interval(each.scores.top1, each.scores.interval)} of {len(each.split):,} images")
-    say(f"mean {result['mean']:.2f} %, standard deviation {result['standard_deviation']:.2f}")
-    say(f"out of fold: {with_interval(together.scores.top1, together.scores.interval)} of {len(labels):,} images")
+        log(note)
+    for number, fold in enumerate(folds, 1):
+        log(f"fold {number}: {with_interval(fold.scores.top1, fold.scores.interval)} of {len(fold.split):,} images")
+    log(f"mean {result['mean']:.2f} %, standard deviation {result['standard_deviation']:.2f}")
+    log(f"out of fold: {with_interval(together.scores.top1, together.scores.interval)} of {len(labels):,} images")
     if ensemble is not None:
         accuracy = with_interval(ensemble.scores.top1, ensemble.scores.interval)
-        say(f"the ensemble on the {len(ensemble.split):,} test images that the data came with: {accuracy}")
-    say(f"{len(doubtful):,} labels to check, the most doubtful first, are in {folder / ERRORS}")
-    say(f"the results are in {folder / FOLDS}; `smallvit predict {folder}` takes the ensemble")
+        log(f"the ensemble on the {len(ensemble.split):,} test images of the data: {accuracy}")
+    log(f"{len(doubtful):,} labels to check, most doubtful first, are in {folder / ERRORS}")
+    log(f"the results are in {folder / FOLDS}; `smallvit predict {folder}` uses the ensemble")
     return result
 
 
 def rank_label_errors(
     probabilities: Float[np.ndarray, "n k"], labels: Int[np.ndarray, " n"]
 ) -> Int64[np.ndarray, " w"]:
-    """The images whose predicted class is not their label, the most likely label errors first."""
+    """The images whose predicted class is not their label, most likely label errors first."""
     wrong = np.flatnonzero(probabilities.argmax(axis=1) != labels)
     return wrong[np.argsort(probabilities[wrong, labels[wrong]], kind="stable")]
 
@@ -151,7 +151,7 @@ def _write_rows(path: Path, evaluation: Evaluation, folds: Int[np.ndarray, " n"]
     for row in map(int, rows):
         label, predicted = int(labels[row]), int(probabilities[row].argmax())
         classes = evaluation.classes[label], evaluation.classes[predicted]
-        chances = (f"{probabilities[row, each]:.6f}" for each in (predicted, label))
+        chances = (f"{probabilities[row, number]:.6f}" for number in (predicted, label))
         lines.append([evaluation.file(row)[0], *classes, *chances, int(folds[row])])
     write_bytes(path, as_csv(lines).encode(errors="surrogateescape"))  # file names may be any bytes
 

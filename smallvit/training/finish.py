@@ -1,4 +1,4 @@
-"""The end of a run: the score on the test images, pictures, a report."""
+"""The end of a run: evaluation on the test images, pictures and a report."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -26,7 +26,7 @@ from smallvit.training.config import TrainConfig, flat
 from smallvit.training.own import Augmentation
 from smallvit.training.progress import Reporter
 
-SHOWN = 16  # images in the pictures of a batch
+SHOWN = 16  # images in the picture of the augmentation
 EXPLAINED = 8
 LISTED = 30  # mistakes in the report; mistakes.csv has all
 
@@ -39,14 +39,14 @@ def finish(
     kept: int,
     parameters: int,
     clock: Callable[[], float],
-    say: Reporter,
+    log: Reporter,
     own: Augmentation | None = None,
 ) -> dict[str, Any]:
-    """Scores the kept model, that of row `kept`, on the test images and writes the report; result.json comes last."""
+    """Scores the model of row `kept` on the test images and writes the report and, last, result.json."""
     saved = replace(from_pretrained(folder), calibration=UNCALIBRATED)
     best, root = rows[kept], root_of(config.data)
     validation = evaluate_images(saved, HeldOut(data.name, "val", data.val, data.notes), root=root)
-    if not config.all_images:  # what was trained on tells nothing
+    if not config.all_images:  # images that were trained on do not calibrate
         saved = replace(saved, calibration=calibrate(validation.logits, data.val.labels))
     save_calibration(folder, saved.calibration)
     if data.test:
@@ -57,9 +57,9 @@ def finish(
             evaluation = replace(evaluation, notes=(*evaluation.notes, OPTIMISTIC))
     scores = evaluation.scores
     accuracy = f"{WHICH[evaluation.part]} accuracy {with_interval(scores.top1, scores.interval)}"
-    say(f"{accuracy}, with the model of epoch {best['epoch']:.1f}")
+    log(f"{accuracy}, with the model of epoch {best['epoch']:.1f}")
     if evaluation.warning:
-        say(evaluation.warning)
+        log(evaluation.warning)
 
     evaluation.draw(folder)
     pictures(folder, config, saved, data, evaluation, rows, kept, own)
@@ -80,7 +80,7 @@ def finish(
     }
     report(folder, config, data, result, evaluation, rows)
     write_json(folder / RESULT, result)
-    say(f"{duration(clock())} in total; the report is {folder / REPORT}, the model {folder / MODEL}")
+    log(f"{duration(clock())} in total; the report is {folder / REPORT}, the model {folder / MODEL}")
     return result
 
 
@@ -153,12 +153,12 @@ def report(
         classes=evaluation.per_class,
         mistakes=[
             {
-                "file": Link(each.file, Path(each.file).absolute().as_uri()) if each.is_file else each.file,
-                "true class": each.true_class,
-                "predicted class": each.predicted_class,
-                "probability": f"{each.probability:.1%}",
+                "file": Link(mistake.file, Path(mistake.file).absolute().as_uri()) if mistake.is_file else mistake.file,
+                "true class": mistake.true_class,
+                "predicted class": mistake.predicted_class,
+                "probability": f"{mistake.probability:.1%}",
             }
-            for each in evaluation.mistakes[:LISTED]
+            for mistake in evaluation.mistakes[:LISTED]
         ],
         details={"Configuration": settings, "Versions": stored["versions"]},
         notes=[

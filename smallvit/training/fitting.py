@@ -1,4 +1,4 @@
-"""The image size that a model takes, near to that of the data."""
+"""Image sizes that a model accepts."""
 
 from collections.abc import Callable
 
@@ -11,9 +11,9 @@ from smallvit.layers import Classifier
 def fitting_size(
     create: Callable[[tuple[int, int]], Classifier], size: tuple[int, int], channels: int
 ) -> tuple[int, int]:
-    """The size itself, or its sides rounded to multiples of the smallest power of two that the model takes.
+    """The size itself, or its sides rounded to multiples of the smallest power of two that the model accepts.
 
-    Where there is none, the model's own ValueError says why it does not take the size.
+    If there is none, raises the model's own ValueError.
     """
 
     def try_out(size: tuple[int, int]) -> None:

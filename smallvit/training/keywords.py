@@ -29,21 +29,21 @@ def train(
     augment: Augmentation | None = None,
     **options: Any,
 ) -> dict[str, Any]:
-    """Trains a model, as `smallvit train` does.
+    """Trains a model, like `smallvit train`.
 
     Args:
-        data: A folder of class folders, an .npz file, or a known data set; by default the embedded Fashion-MNIST
+        data: A folder of class folders, an .npz file, or a known data set. Defaults to the embedded Fashion-MNIST
             subset. A `TrainConfig` holds all options at once.
-        callbacks: Watch the run, or end it: see `Callback`.
-        loss: A function from logits and targets (probabilities), both images x classes, to the loss of each image.
+        callbacks: Observe the run, or end it: see `Callback`.
+        loss: A function from logits and targets (probabilities), both images x classes, to the loss per image.
         optimiser: A function from the peak learning rate to an optax transformation, such as `optax.lion`.
         augment: A function from a key and a batch of uint8 images to a batch, instead of the recipe's flips, crops and
-            policies. All three are traced by jax; a run that is resumed needs them again.
+            policies. `loss`, `optimiser` and `augment` are traced by jax, and must be given again to resume a run.
         **options: The options of `smallvit train` with underscores, as in
-            `train("photos", minutes=30, flip=False, batch_size=64, fields={"dim": 96})`. An unknown one is an error.
+            `train("photos", minutes=30, flip=False, batch_size=64, fields={"dim": 96})`. Unknown options are errors.
 
     Returns:
-        What result.json holds, and the run folder as `folder`; with `folds`, what folds.json holds.
+        The content of result.json, and the run folder as `folder`; with `folds`, the content of folds.json.
     """
     config = data if isinstance(data, TrainConfig) else from_options(TrainConfig, data, options)
     use_device(config.machine.device, alone=config.machine.coordinator is None)
@@ -54,7 +54,7 @@ def train(
 
 
 def compare(data: str | Path | CompareConfig | None = None, **options: Any) -> list[dict[str, Any]]:
-    """Trains several models with several seeds, as `smallvit compare` does.
+    """Trains several models with several seeds, like `smallvit compare`.
 
     Args:
         data: As for `train`. A `CompareConfig` holds all options at once.
@@ -70,8 +70,8 @@ def compare(data: str | Path | CompareConfig | None = None, **options: Any) -> l
 
 
 def _signature(function: Any, config: type, *groups: type) -> inspect.Signature:
-    """What help() and notebooks show: every option by its name."""
-    names = {name: hint for each in (config, *groups) for name, hint in get_type_hints(each).items()}
+    """The signature with every option by name, for help() and notebooks."""
+    names = {name: hint for cls in (config, *groups) for name, hint in get_type_hints(cls).items()}
     hidden = {"data", "own", "fold", "in_recipe", "machine", "run"}
     *first, _ = inspect.signature(function).parameters.values()
     options = [
@@ -85,7 +85,7 @@ def _signature(function: Any, config: type, *groups: type) -> inspect.Signature:
 
 
 def _default(name: str, *classes: type) -> Any:
-    return next(vars(each)[name] for each in classes if name in vars(each))
+    return next(vars(cls)[name] for cls in classes if name in vars(cls))
 
 
 train.__signature__ = _signature(train, TrainConfig, RecipeOptions, MachineOptions, RunOptions)

@@ -37,7 +37,7 @@ from smallvit.runs.source import data_digest
 from smallvit.training.callbacks import Callback, Callbacks, Patience, Run, check_callbacks
 from smallvit.training.checkpoint import Checkpoints
 from smallvit.training.choice import choose
-from smallvit.training.cluster import Votes, agree, join, leaving_together, lost, meet
+from smallvit.training.cluster import Votes, barrier, broadcast_choice, join, leaving_together, lost
 from smallvit.training.config import TrainConfig
 from smallvit.training.finish import finish
 from smallvit.training.fitting import fitting_size
@@ -113,7 +113,9 @@ def train(
     plan = plan or make_plan(config, trainer, started)
     if folder is None:  # only now: a user's mistake leaves no folder behind
         default = f"{data.name}-{config.model}"
-        folder = Path(agree(lambda: str(create_run(config.run.runs, config.run.name, default, config.to_json()))))
+        folder = Path(
+            broadcast_choice(lambda: str(create_run(config.run.runs, config.run.name, default, config.to_json())))
+        )
     stopping.folder = folder
 
     runtime_log = folder / f"runtime-{jax.process_index()}.txt"
@@ -144,7 +146,7 @@ def train(
                 result = finish(folder, config, data, history.rows, history.kept, parameters, clock, say, own.augment)
         finally:
             told.end(result)
-        meet("finished")
+        barrier("finished")
         return {"folder": str(folder), **(result or {})}
 
 
@@ -206,13 +208,13 @@ class Training:
                         saved = time.monotonic()
                         votes.clear()
                 if stops:
-                    meet("stopped")
+                    barrier("stopped")
                     raise Preempted(f"stopped at step {step:,}: `smallvit train --resume {self.folder}` resumes it")
                 begun = time.monotonic()
 
     def _asked_to_stop(self, history: History, pace: Pace) -> bool:
         """Whether a callback wants the run to end here; the first process's, in all of them."""
-        by = agree(lambda: self.callbacks.evaluation(history.rows))
+        by = broadcast_choice(lambda: self.callbacks.evaluation(history.rows))
         if by:
             self.say(
                 f"ended early by {by}, at step {history.step:,} of {self.plan.steps:,}: the learning rate is at "
@@ -227,7 +229,7 @@ class Training:
         per_step = (now - since[1]) / (step - since[0])
         left = round((self.plan.seconds - now - ending(self.trainer, self.evaluating)) / per_step)
         # From the first process: the others may have measured something else.
-        self.plan = self.plan.decided(step, int(agree(lambda: str(left))))
+        self.plan = self.plan.decided(step, int(broadcast_choice(lambda: str(left))))
         _store_plan(self.folder, self.plan)
         return step, now
 
@@ -386,7 +388,9 @@ def _trainer(config: TrainConfig, data: Dataset, spec: Spec, own: Own, say: Repo
 
 def _stored_plan(folder: Path, trainer: Trainer) -> Plan | None:
     """The plan of a run that goes on; None if it was stopped before there was one."""
-    stored = json.loads(agree(lambda: json.dumps(read_json(folder / PLAN) if (folder / PLAN).exists() else None)))
+    stored = json.loads(
+        broadcast_choice(lambda: json.dumps(read_json(folder / PLAN) if (folder / PLAN).exists() else None))
+    )
     if stored is None:
         return None
     plan = Plan.from_json(stored)

@@ -1,4 +1,4 @@
-"""One mesh of devices for everything: images are spread over all of it, the weights over its axis `fsdp`."""
+"""The mesh of devices: images are sharded over all of it, weights over its axis `fsdp`."""
 
 from collections.abc import Callable
 from functools import wraps
@@ -13,7 +13,7 @@ AXES = ("data", "fsdp")
 
 
 def make_mesh(layout: str | None = None) -> Mesh:
-    """A mesh from "data=4,fsdp=2"; without a layout, all devices work on other images with the same weights."""
+    """A mesh from "data=4,fsdp=2"; without a layout, pure data parallelism."""
     devices = jax.device_count()
     sizes = {"data": devices, "fsdp": 1} if layout is None else {"data": 1, "fsdp": 1}
     for part in layout.split(",") if layout else ():
@@ -35,7 +35,7 @@ def over_images(mesh: Mesh) -> NamedSharding:
 
 
 def over_weights(mesh: Mesh, state: PyTree) -> PyTree:
-    """For each array of a state its longest axis that divides evenly over `fsdp`; the small ones are replicated."""
+    """Shards each array on its longest axis that `fsdp` divides; small arrays are replicated."""
     parts = mesh.shape["fsdp"]
 
     def sharding(leaf: Any) -> NamedSharding:
@@ -49,7 +49,7 @@ def over_weights(mesh: Mesh, state: PyTree) -> PyTree:
 
 
 def on_mesh(mesh: Mesh, run: Callable[..., Any]) -> Callable[..., Any]:
-    """`run`, traced as a program for this mesh, over which its native kernels are spread."""
+    """Traces `run` for this mesh, so that its native kernels are sharded over it."""
 
     @wraps(run)
     def traced(*args: Any) -> Any:

@@ -1,4 +1,4 @@
-"""AdamW, or Muon for the hidden matrices and AdamW for the rest; both at the rate 1, which every step multiplies."""
+"""AdamW, or Muon for hidden matrices and AdamW for the rest; at the peak rate, which the schedule scales per step."""
 
 import re
 from collections.abc import Sequence
@@ -14,16 +14,16 @@ from smallvit.training.own import Optimiser
 from smallvit.training.recipe import Recipe
 
 HEADS = ("head", "distill_head")
-_BLOCK = re.compile(r"(block|conv|pair|token|down)(_\d+)+$")  # how layers of some depth are named
+_BLOCK = re.compile(r"(block|conv|pair|token|down)(_\d+)+$")  # names of layers that have a depth
 
-_STEPS, _COEFFICIENTS = 5, (3.4445, -4.775, 2.0315)  # of Newton-Schulz, as in Muon's first version
-_FEWEST = 16  # inputs and outputs of a matrix that Muon trains: a smaller one has no spectrum to speak of
+_STEPS, _COEFFICIENTS = 5, (3.4445, -4.775, 2.0315)  # of Newton-Schulz, as in the first version of Muon
+_FEWEST = 16  # minimum inputs and outputs of a matrix for Muon: smaller ones have hardly a spectrum
 
 
 def optimiser(recipe: Recipe, own: Optimiser | None = None) -> optax.GradientTransformation:
-    """The update of each parameter at the peak of its learning rate; weight decay comes later, in the step.
+    """The update of each parameter at its peak learning rate; the step applies weight decay.
 
-    What is frozen has neither moments nor, since nobody asks for it, a gradient.
+    Frozen parameters have neither optimiser moments nor gradients.
     """
     update = _optimiser(recipe) if own is None else own(recipe.learning_rate)
     update = optax.chain(optax.clip_by_global_norm(recipe.clip), update) if recipe.clip else update
@@ -35,14 +35,14 @@ def optimiser(recipe: Recipe, own: Optimiser | None = None) -> optax.GradientTra
 def _optimiser(recipe: Recipe) -> optax.GradientTransformation:
     adam = optax.chain(optax.scale_by_adam(), optax.scale(-recipe.learning_rate))
     if recipe.optimiser == "muon":
-        momentum = scale_by_muon(ns_steps=0, weight_dimension_numbers=_as_matrices)  # of norm 1
+        momentum = scale_by_muon(ns_steps=0, weight_dimension_numbers=_as_matrices)  # normalised
         muon = optax.chain(momentum, optax.stateless(_orthogonal), optax.scale(-recipe.matrix_rate))
         return optax.partition({"muon": muon, "adam": adam}, _who_trains)
     return adam
 
 
 def kernels(params: PyTree) -> PyTree:
-    """True for the weights of products, which decay; biases, norms, tokens, positions and temperatures do not."""
+    """True for the kernels, which decay; biases, norms, tokens, positions and temperatures do not."""
     return jax.tree_util.tree_map_with_path(lambda path, _: path[-1].key == "kernel", params)
 
 
@@ -51,10 +51,10 @@ def _parts(params: PyTree) -> PyTree:
 
 
 def layer_rates(order: Sequence[str], decay: float) -> dict[str, float]:
-    """What each parameter's learning rate is multiplied by: 1 behind the last block, `decay` less in each before.
+    """The learning-rate factor of each parameter: 1 after the last block, times `decay` for each block before.
 
-    `order` has the paths as the model uses them. Blocks count from the image on; what stands between two belongs to
-    the first of them, what stands before all of them has the lowest rate.
+    `order` has the paths in the order of their use. Blocks count from the image on. Layers between two blocks belong to
+    the first of them; layers before all blocks have the lowest rate.
     """
     depths: dict[str, int] = {}
     blocks: list[str] = []
@@ -64,13 +64,13 @@ def layer_rates(order: Sequence[str], decay: float) -> dict[str, float]:
         if block is not None and block not in blocks:
             blocks.append(block)
         depths[path] = len(blocks)
-    last = max((i for i, path in enumerate(order) if any(path.startswith(f"{each}/") for each in blocks)), default=-1)
+    last = max((i for i, path in enumerate(order) if any(path.startswith(f"{block}/") for block in blocks)), default=-1)
     top = len(blocks) + 1
     return {path: decay ** (top - depths[path]) if i <= last else 1.0 for i, path in enumerate(order)}
 
 
 def _who_trains(params: PyTree) -> PyTree:
-    """Muon (https://kellerjordan.github.io/posts/muon) is for hidden matrices: not for the head, nor for few inputs."""
+    """Muon (https://kellerjordan.github.io/posts/muon) for hidden matrices, but not for the head or for few inputs."""
 
     def label(path: KeyPath, leaf: jax.Array) -> str:
         hidden = path[-1].key == "kernel" and path[0].key != "head" and leaf.ndim >= 2
@@ -81,15 +81,15 @@ def _who_trains(params: PyTree) -> PyTree:
 
 
 def _as_matrices(params: PyTree) -> PyTree:
-    """A kernel is a matrix from all its inputs to its outputs, that of a convolution too."""
+    """Treats a kernel, also that of a convolution, as a matrix from all its inputs to its outputs."""
     return jax.tree.map(lambda leaf: MuonDimensionNumbers(tuple(range(leaf.ndim - 1)), leaf.ndim - 1), params)
 
 
 def _orthogonal(updates: PyTree, _: PyTree) -> PyTree:
-    """Matrices of norm 1 turned into nearly orthogonal ones by Newton-Schulz steps, as in optax.
+    """Makes normalised matrices nearly orthogonal by Newton-Schulz steps, as in optax.
 
-    Those of one shape are stacked, and the steps are a loop: the program is a tenth of optax's, and compiles faster. A
-    matrix with more outputs than inputs moves further, so that what it puts out changes as much.
+    Matrices of equal shape are stacked, and the steps are a loop: the program is a tenth of optax's and compiles
+    faster. The update of a matrix with more outputs than inputs is scaled up, so that its output changes as much.
     """
     leaves, structure = jax.tree.flatten(updates)
     matrices = [leaf.reshape(-1, leaf.shape[-1]) for leaf in leaves]
@@ -101,9 +101,9 @@ def _orthogonal(updates: PyTree, _: PyTree) -> PyTree:
     stacks = [jnp.stack([wide[i] for i in group]) for group in groups.values()]
     stacks = jax.lax.fori_loop(0, _STEPS, lambda _, stacks: list(map(_newton_schulz, stacks)), stacks)
     for group, stack in zip(groups.values(), stacks, strict=True):
-        for i, found in zip(group, stack, strict=True):
+        for i, result in zip(group, stack, strict=True):
             inputs, outputs = matrices[i].shape
-            matrix = found if inputs <= outputs else found.T
+            matrix = result if inputs <= outputs else result.T
             leaves[i] = matrix.reshape(leaves[i].shape) * max(1.0, outputs / inputs) ** 0.5
     return jax.tree.unflatten(structure, leaves)
 

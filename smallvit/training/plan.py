@@ -1,4 +1,4 @@
-"""The plan of a run: how many steps, which schedule, when to evaluate; planned anew on the way if time decides."""
+"""The plan of a run: number of steps, schedule, evaluations. It is revised during a run with a time limit."""
 
 import json
 import math
@@ -11,29 +11,29 @@ import numpy as np
 from smallvit.common.text import duration
 from smallvit.runs.source import data_digest
 from smallvit.training.choice import epochs_of
-from smallvit.training.cluster import agree
+from smallvit.training.cluster import broadcast_choice
 from smallvit.training.config import DEFAULT_MINUTES, TrainConfig
 from smallvit.training.recipe import Recipe
 from smallvit.training.step import STILL, Pace
 from smallvit.training.trainer import Trainer
 
-EVALUATIONS = 100  # at most, however many epochs there are
-EVALUATING = 0.03  # share of the time that evaluations may take
-MOMENTS = (0.1, 0.25, 0.5, 0.75, 0.9, 0.97)  # of a run with a time limit: then the remaining steps are planned anew
+EVALUATIONS = 100  # at most, for any number of epochs
+EVALUATING = 0.03  # maximum fraction of the time for evaluations
+MOMENTS = (0.1, 0.25, 0.5, 0.75, 0.9, 0.97)  # progress at which a run with a time limit is planned again
 
-ENDING = 12.0  # seconds that the pictures and the report take
+ENDING = 12.0  # seconds for the pictures and the report
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What decides how a run goes, wherever it goes on. It is stored, and every later decision with it."""
+    """All decisions on the course of a run. Stored, with every later decision, so that a resumed run follows it."""
 
     batch_size: int
-    epoch: float  # steps of one
-    evaluations: float  # in all
-    seconds: float | None  # that the run may take; None where the epochs are given
+    epoch: float  # steps per epoch
+    evaluations: float  # in total
+    seconds: float | None  # time limit; None if the epochs are given
     data: str  # digest of the images
-    decisions: tuple[tuple[int, int], ...]  # from this step on, so many steps are to be done in all
+    decisions: tuple[tuple[int, int], ...]  # (step, total number of steps from this step on)
 
     @property
     def steps(self) -> int:
@@ -44,7 +44,7 @@ class Plan:
         return self.steps / self.epoch
 
     def progress(self, step: int) -> float:
-        """Which share of the run is done, from 0 to 1; a decision changes the pace from there on."""
+        """The completed fraction of the run, from 0 to 1; a decision changes the pace from its step on."""
         done, since, steps = 0.0, *self.decisions[0]
         for next_since, next_steps in self.decisions[1:]:
             if step <= next_since:
@@ -57,7 +57,7 @@ class Plan:
         return step == self.steps or self._crosses(step, self.evaluations)
 
     def decides(self, step: int) -> bool:
-        """Whether the steps that are left are to be planned anew behind this one."""
+        """Whether the remaining steps are planned again after this step."""
         if self.seconds is None or step >= self.steps or step <= self.decisions[-1][0]:
             return False
         return any(self.progress(step - 1) < moment <= self.progress(step) for moment in MOMENTS)
@@ -66,7 +66,7 @@ class Plan:
         return replace(self, decisions=(*self.decisions, (step, step + max(left, 1))))
 
     def pace(self, recipe: Recipe, step: int) -> Pace:
-        """What the schedule says for a step, at its middle."""
+        """The schedule at a step, evaluated at its middle."""
         before, behind = self.progress(step), self.progress(step + 1)
         rate = rate_at(recipe, (before + behind) / 2)
         decay = recipe.weight_decay * recipe.learning_rate * rate
@@ -81,13 +81,13 @@ class Plan:
         return cls(**{**stored, "decisions": tuple((since, steps) for since, steps in stored["decisions"])})
 
     def _crosses(self, step: int, parts: float) -> bool:
-        """Whether this step completes another of so many equal parts of the run."""
+        """Whether this step completes another of `parts` equal parts of the run."""
         tiny = 1e-9
         return int(self.progress(step) * parts + tiny) > int(self.progress(step - 1) * parts + tiny)
 
 
 def rate_at(recipe: Recipe, progress: float) -> float:
-    """The learning rate as a share of its peak: it grows linearly in the warm-up, then falls."""
+    """The learning rate as a fraction of its peak: linear warm-up, then decay."""
     if recipe.schedule == "constant":
         return 1.0
     floor = recipe.floor / recipe.learning_rate
@@ -98,7 +98,7 @@ def rate_at(recipe: Recipe, progress: float) -> float:
 
 
 def make_plan(config: TrainConfig, trainer: Trainer, started: float) -> Plan:
-    """The plan that a run begins with: the epochs asked for, or what the time allows at the speed of a few steps."""
+    """The initial plan: the given epochs, or what the time allows at the speed of a few measured steps."""
     data, recipe = trainer.data, trainer.recipe
     epoch = len(data.train) * recipe.passes * recipe.repeats / trainer.batch_size
     epochs = epochs_of(config)
@@ -118,25 +118,25 @@ def make_plan(config: TrainConfig, trainer: Trainer, started: float) -> Plan:
     steps = max(math.ceil(epochs * epoch), 1)
     evaluations = min(epochs, evaluations)
     plan = Plan(trainer.batch_size, epoch, max(evaluations, 1.0), seconds, data_digest(data), ((0, steps),))
-    return Plan.from_json(json.loads(agree(lambda: json.dumps(plan.to_json()))))
+    return Plan.from_json(json.loads(broadcast_choice(lambda: json.dumps(plan.to_json()))))
 
 
 def ending(trainer: Trainer, per_evaluation: float) -> float:
-    """Seconds that follow the last step: scoring the test images, pictures, the report."""
+    """Seconds after the last step: evaluation of the test images, pictures, the report."""
     data = trainer.data
     return ENDING + per_evaluation * (1 + len(data.test or data.val) / len(data.val))
 
 
 def _measure(trainer: Trainer, seconds: float = 3.0) -> tuple[float, float]:
-    """How long a step and an evaluation take, on a state that is thrown away; the slow first steps are left out."""
+    """Seconds per step and per evaluation, on a temporary state; excludes the slow first step."""
     state, metrics = trainer.step(trainer.init(), 0, STILL)
     metrics.loss.block_until_ready()
-    begun, steps = time.monotonic(), 0
-    while steps < 4 or time.monotonic() - begun < seconds:
+    start, steps = time.monotonic(), 0
+    while steps < 4 or time.monotonic() - start < seconds:
         state, metrics = trainer.step(state, steps, STILL)
         metrics.loss.block_until_ready()
         steps += 1
-    per_step = (time.monotonic() - begun) / steps
+    per_step = (time.monotonic() - start) / steps
     trainer.evaluate(state, trainer.data.val)
     before = time.monotonic()
     trainer.evaluate(state, trainer.data.val)

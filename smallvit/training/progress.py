@@ -1,4 +1,4 @@
-"""What the user sees while training: a bar in a terminal, plain lines elsewhere, and the same lines in the log."""
+"""Progress output: a bar in a terminal, plain lines elsewhere, and the same lines in the log."""
 
 import sys
 import time
@@ -14,7 +14,7 @@ from smallvit.training.plan import Plan
 
 
 class Reporter:
-    """Says lines, on the screen and in the run's log; a process that is not the first one is silent."""
+    """Prints lines and writes them to the run's log; silent in all processes but the first."""
 
     def __init__(self, quiet: bool = False) -> None:
         self.quiet = quiet
@@ -43,22 +43,22 @@ class Reporter:
 
 
 class Bar:
-    """How far the whole run is: a bar in a terminal, else a line now and then, and one for each evaluation."""
+    """The progress of the run: a bar in a terminal, else a line every 30 seconds; and a line per evaluation."""
 
-    EVERY = 30.0  # seconds between two lines where there is no bar
+    EVERY = 30.0  # seconds between lines without a bar
 
-    def __init__(self, say: Reporter, plan: Plan) -> None:
-        self._say, self.plan = say, plan  # the plan may change on the way
+    def __init__(self, log: Reporter, plan: Plan) -> None:
+        self._log, self.plan = log, plan  # the plan may change during the run
         self._progress = Progress(
             BarColumn(bar_width=24),
             TextColumn("{task.percentage:3.0f} %  {task.description}"),
-            console=say.console,
+            console=log.console,
             transient=True,
-            disable=not say.console.is_terminal or say.quiet,
+            disable=not log.console.is_terminal or log.quiet,
         )
         self._task = self._progress.add_task("", total=1.0)
-        self._first: tuple[int, float] | None = None  # a step, and when it was done
-        self._told = time.monotonic()
+        self._first: tuple[int, float] | None = None  # a step, and the time when it was done
+        self._last_line = time.monotonic()
 
     def __enter__(self) -> "Bar":
         self._progress.start()
@@ -75,13 +75,13 @@ class Bar:
             rate = (step - self._first[0]) / (now - self._first[1])
             text += f", {rate * batch_size:,.0f} images/s, {duration((self.plan.steps - step) / rate)} to go"
         self._progress.update(self._task, completed=self.plan.progress(step), description=text)
-        if self._progress.disable and now - self._told > self.EVERY:
-            self._told = now
-            self._say(text)
+        if self._progress.disable and now - self._last_line > self.EVERY:
+            self._last_line = now
+            self._log(text)
 
     def line(self, row: Mapping[str, Any]) -> None:
-        self._told = time.monotonic()
-        self._say(
+        self._last_line = time.monotonic()
+        self._log(
             f"epoch {row['epoch']:.1f} of {self.plan.epochs:.1f}: loss {row['train_loss']:.3f}, "
             f"train {row['train_top1']:.1f} %, val {row['val_top1']:.2f} %, {row['images_per_second']:,.0f} images/s, "
             f"{duration(60 * row['minutes'])} so far, {duration(self._left(row['step']))} to go"

@@ -1,4 +1,4 @@
-"""Recipes: how to train, each a value. Time, data and model are the user's choice."""
+"""Recipes: values that define how to train. Time, data and model are the user's choice."""
 
 from dataclasses import dataclass, field
 from typing import Literal, get_args
@@ -13,22 +13,22 @@ Freeze = Literal["none", "backbone"]
 @dataclass(frozen=True)
 class Recipe:
     learning_rate: float  # peak, of AdamW
-    weight_decay: float  # a step takes away weight_decay x learning_rate x the schedule, as in AdamW
+    weight_decay: float  # each step subtracts weight_decay x learning_rate x schedule of the weights, as in AdamW
     batch_size: int = 128
     optimiser: Optimiser = "adamw"
-    matrix_rate: float = 0.02  # peak learning rate of the matrices that Muon trains; AdamW has the rest
-    schedule: Schedule = "cosine"  # what follows the warm-up
-    warmup: float = 0.1  # share of all steps in which the rate grows linearly
-    floor: float = 0.0  # the learning rate that a schedule begins and ends with
-    decay_all: bool = False  # weight decay on every parameter, not on the kernels alone
-    clip: float = 0.0  # largest norm of the gradient; 0 leaves it as it is
-    ema: float = 0.0  # horizon of the average of the weights, as a share of all steps; the average is what is kept
-    passes: int = 1  # how often an epoch goes through the data
-    repeats: int = 1  # how often an image stands in a row in a batch, each time augmented anew
+    matrix_rate: float = 0.02  # peak learning rate of the matrices that Muon trains; AdamW trains the rest
+    schedule: Schedule = "cosine"  # after the warm-up
+    warmup: float = 0.1  # fraction of all steps with a linearly growing rate
+    floor: float = 0.0  # learning rate at the start and end of a schedule
+    decay_all: bool = False  # weight decay on every parameter, not only on the kernels
+    clip: float = 0.0  # maximum norm of the gradient; 0 turns clipping off
+    ema: float = 0.0  # horizon of the moving average of the weights, as a fraction of all steps; the average is saved
+    passes: int = 1  # passes through the data per epoch
+    repeats: int = 1  # copies of each image in a row in a batch, each augmented differently
     freeze: Freeze = "none"  # "backbone": only the head is trained
-    layer_decay: float = 1.0  # what the learning rate is multiplied by from a block to the one before it
-    balance: bool = False  # weigh the classes so that each counts the same
-    epochs: float | None = None  # unless told otherwise; None: as many as fit into five minutes
+    layer_decay: float = 1.0  # factor of the learning rate from a block to the one before it
+    balance: bool = False  # weight the classes so that each counts the same
+    epochs: float | None = None  # default; None is as many as fit into five minutes
     augment: Augment = field(default_factory=Augment)
 
     def __post_init__(self) -> None:
@@ -51,11 +51,11 @@ class Recipe:
 
 
 RECIPES: dict[str, Recipe] = {
-    # For the best accuracy in the minutes that a user has; docs/results.md has the comparison. The plan of a run adds
-    # augmentation by the number of epochs that fit.
+    # For the best accuracy in the user's time; docs/results.md has the comparison. The plan of a run adds augmentation
+    # by the number of epochs that fit.
     "default": Recipe(
         learning_rate=2e-3,
-        weight_decay=2.0,  # 0.004 of a weight at the peak
+        weight_decay=2.0,  # subtracts 0.004 of a weight per step at the peak
         optimiser="muon",
         schedule="linear",
         batch_size=64,
@@ -63,7 +63,7 @@ RECIPES: dict[str, Recipe] = {
         clip=1.0,
         augment=Augment(flip=True, crop_padding=0.125, label_smoothing=0.1),
     ),
-    # From trained weights: blocks near the image move less than those near the head.
+    # From trained weights: blocks near the image change less than those near the head.
     "finetune": Recipe(
         learning_rate=2e-3,
         weight_decay=0.05,
@@ -73,8 +73,8 @@ RECIPES: dict[str, Recipe] = {
         clip=1.0,
         augment=Augment(flip=True, crop_padding=0.125, label_smoothing=0.1),
     ),
-    # Lee et al., https://arxiv.org/abs/2112.13492. The rate is their ViT's; their other models take 0.001. What their
-    # code calls three repetitions are three shuffled passes an epoch. Known sets have the policy found on them.
+    # Lee et al., https://arxiv.org/abs/2112.13492. The rate is that of their ViT; their other models use 0.001. The
+    # three repetitions in their code are three shuffled passes per epoch. Known data sets use the policy found on them.
     "paper": Recipe(
         learning_rate=3e-3,
         weight_decay=0.05,
@@ -93,8 +93,8 @@ RECIPES: dict[str, Recipe] = {
             fill="black",
         ),
     ),
-    # The model card of Keras' example; its text says cosine, its code trains at a constant rate, and so do we. Its
-    # optimiser takes away 1e-4 of the weights in a step whatever the rate, which is 0.1 x rate here.
+    # The model card of the Keras example. Its text says cosine, but its code trains at a constant rate, as we do. Its
+    # optimiser subtracts 1e-4 of the weights per step at any rate, which is 0.1 x rate here.
     "keras": Recipe(
         learning_rate=1e-3,
         weight_decay=0.1,

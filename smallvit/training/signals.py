@@ -1,4 +1,4 @@
-"""Ctrl-C and the signals that announce an end: a run stops so that it can be resumed."""
+"""Ctrl-C and termination signals: they stop a run so that it can be resumed."""
 
 import os
 import signal
@@ -14,11 +14,11 @@ from smallvit.common.errors import RESUME, Preempted
 
 
 class _Signal(BaseException):
-    """No Exception: nothing on the way may take it for a failure of its own."""
+    """Not an Exception, so that no handler on the way catches it."""
 
 
 class Stopping(threading.Event):
-    """Set by a signal. The training loop ends at its next step; before it and behind it the signal ends the run."""
+    """Set by a signal. The training loop stops at its next step; before and after the loop, the signal ends the run."""
 
     folder: Path | None = None
     _steps, _when = False, "before the first step"
@@ -28,11 +28,11 @@ class Stopping(threading.Event):
         self._steps = True
         yield
         self._steps, self._when = False, "after the last step"
-        if self.is_set():  # since the loop last looked
+        if self.is_set():  # since the loop last checked
             self._leave()
 
     def signalled(self, number: int, _: object) -> None:
-        """Only a second Ctrl-C interrupts a step: a scheduler repeats itself while the last state is being written."""
+        """Handles a signal. Only a second Ctrl-C interrupts a step: schedulers repeat theirs while a state is saved."""
         again = self.is_set()
         self.set()
         if number == signal.SIGINT and (again or self.folder is None):
@@ -46,14 +46,14 @@ class Stopping(threading.Event):
             line = f"stopped {self._when}: `smallvit train --resume {self.folder}` resumes it"
         if jax.process_count() == 1:
             raise _Signal(line)
-        # The end of a Python process waits for the others, which may wait for this one.
+        # The normal exit of Python waits for the other processes, which may wait for this one.
         print(f"smallvit: {line}", file=sys.stderr, flush=True)
         os._exit(RESUME)
 
 
 def _stop_signals() -> list[signal.Signals]:
-    """Slurm sends SIGUSR1 if asked to, and SIGTERM; a terminal that closes sends SIGHUP, which `nohup` has ignored."""
-    names = ("SIGINT", "SIGTERM", "SIGUSR1", "SIGHUP", "SIGBREAK")  # the last is of Windows, which lacks two others
+    """Slurm sends SIGTERM, and SIGUSR1 on request; a closing terminal sends SIGHUP, which `nohup` ignores."""
+    names = ("SIGINT", "SIGTERM", "SIGUSR1", "SIGHUP", "SIGBREAK")  # the last: Windows, which lacks two others
     numbers = [getattr(signal, name) for name in names if hasattr(signal, name)]
     hangup = getattr(signal, "SIGHUP", None)
     if hangup is not None and signal.getsignal(hangup) == signal.SIG_IGN:
@@ -62,7 +62,7 @@ def _stop_signals() -> list[signal.Signals]:
 
 
 def watch_signals(folder: Path | None) -> Stopping:
-    """From here to the end of `own_signals`; the run folder, if there is one already."""
+    """Handles signals until the end of `own_signals`; `folder` is the run folder, if it exists already."""
     stopping = Stopping()
     stopping.folder = folder
     if threading.current_thread() is threading.main_thread():

@@ -1,4 +1,4 @@
-"""Trained weights that a run starts from: a run of ours, a file, or a repository on a hub."""
+"""Pretrained weights that a run starts from: a smallvit run, a file, or a repository on a hub."""
 
 import json
 from collections.abc import Mapping
@@ -27,13 +27,13 @@ IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))  # mean and std that m
 class Start:
     source: str
     state: State
-    saved: Saved | None  # if it is a model of ours
-    facts: Mapping[str, Any]  # about weights from elsewhere, as far as a configuration beside them has any
+    saved: Saved | None  # of a smallvit model
+    facts: Mapping[str, Any]  # the configuration beside other weights, if there is one
 
     def settle(self, config: TrainConfig) -> tuple[TrainConfig, list[str]]:
-        """The configuration with all that follows from the source, so that a resumed run does not need it; lines.
+        """Completes the configuration from the source, so that a resumed run does not need it; also returns messages.
 
-        Model, fields, image size and normalisation are the source's, as far as the user leaves them open.
+        Model, fields, image size and normalisation are the source's unless the user sets them.
         """
         ours = self.saved is not None
         config = self._with_our_model(config) if ours else self._with_given_model(config)
@@ -42,7 +42,7 @@ class Start:
             config = replace(config, image_size=self._size(config))
             height, width = pair(config.image_size or 0)
             lines.append(
-                f"images are brought to {height} x {width}, the size of {self.source} (--image-size chooses another)"
+                f"images are resized to {height} x {width}, the size of {self.source} (--image-size changes it)"
             )
         if config.mean is None and config.std is None:
             mean, std, origin = self._normalisation()
@@ -53,7 +53,7 @@ class Start:
     def arrays(
         self, model: Classifier, shape: tuple[int, int, int], classes: tuple[str, ...]
     ) -> tuple[dict[str, np.ndarray], str]:
-        """The variables by their paths, without a head for other classes, and what became of the head in a line."""
+        """The variables by path, without a head for other classes, and a message about the head."""
         same = self.saved is not None and self.saved.classes == classes
         try:
             arrays = fit_weights(model, self.state, shape, self.source, head=same)
@@ -62,9 +62,9 @@ class Start:
         head = head_paths(model, shape)
         values = sum(array.size for array in arrays.values())
         kept = "its head is kept: the classes are the same" if head <= arrays.keys() else (
-            f"the head is initialised anew, for {len(classes)} classes"
+            f"the head is newly initialised, for {len(classes)} classes"
         )  # fmt: skip
-        return arrays, f"starting from {self.source} with {values:,} trained values; {kept}"
+        return arrays, f"starting from {self.source} with {values:,} pretrained values; {kept}"
 
     def _with_our_model(self, config: TrainConfig) -> TrainConfig:
         assert self.saved is not None
@@ -75,7 +75,7 @@ class Start:
             )
         fields = {name: value for name, value in spec.fields.items() if name != "dtype"}
         if config.image_size is not None and pair(config.image_size) != spec.image_size:
-            # What a preset derives from the image size stays that of the source, such as its patches.
+            # Fields derived from the image size, such as the patch size, stay those of the source.
             derived = {name: value for name, value in preset(spec.name).fields.items() if callable(value)}
             fields = {name: value(spec.image_size) for name, value in derived.items()} | fields
         texts = tuple(f"{name}={json.dumps(value)}" for name, value in fields.items())
@@ -86,7 +86,7 @@ class Start:
     def _with_given_model(self, config: TrainConfig) -> TrainConfig:
         if config.model is None:
             name = self.source.rpartition("/")[2].partition(":")[2] or Path(self.source).stem
-            hint = did_you_mean(name.rpartition("_")[0] or name, [each.name for each in catalogue()])
+            hint = did_you_mean(name.rpartition("_")[0] or name, [entry.name for entry in catalogue()])
             raise ValueError(f"{self.source} does not say which model it is: give it with --model{hint}")
         return config
 
@@ -95,21 +95,21 @@ class Start:
             return self.saved.preprocess.size
         known = self.facts.get("input_size") or self.facts.get("image_size")
         if isinstance(known, list):
-            known = tuple(known[-2:])  # timm says channels, height, width
+            known = tuple(known[-2:])  # channels, height, width in timm
         return pair(known or preset(config.model or "").fields["image_size"])
 
     def _normalisation(self) -> tuple[tuple[float, ...], tuple[float, ...], str]:
         if self.saved is not None:
             return self.saved.preprocess.mean, self.saved.preprocess.std, "those of the source"
-        found = [self.facts.get(name) or self.facts.get(f"image_{name}") for name in ("mean", "std")]
-        if all(isinstance(each, list) for each in found):
-            mean, std = (tuple(map(float, each or ())) for each in found)
+        values = [self.facts.get(name) or self.facts.get(f"image_{name}") for name in ("mean", "std")]
+        if all(isinstance(value, list) for value in values):
+            mean, std = (tuple(map(float, value or ())) for value in values)
             return mean, std, "those of the source"
-        return *IMAGENET, "those of ImageNet, for the source has none (--mean and --std choose others)"
+        return *IMAGENET, "those of ImageNet, since the source has none (--mean and --std change them)"
 
 
 def read_start(source: str) -> Start:
-    """What `--init` names: a run or model folder, a file of weights, `timm:NAME` or `hf:REPO`."""
+    """Reads the source of `--init`: a run or model folder, a file of weights, `timm:NAME` or `hf:REPO`."""
     path = fetch(source)
     check_single(path)
     folder = path if path.is_dir() else path.parent
@@ -117,8 +117,8 @@ def read_start(source: str) -> Start:
         folder = folder / MODEL
     facts: dict[str, Any] = {}
     for name in reversed(FACTS):
-        if (folder / name).exists() and (isinstance(found := read_json(folder / name), dict)):
-            facts |= found
+        if (folder / name).exists() and (isinstance(content := read_json(folder / name), dict)):
+            facts |= content
     if facts.get("format") == "smallvit" and (path.is_dir() or path.name == "model.safetensors"):
         saved = from_pretrained(folder)
         return Start(source, by_path(saved.variables), saved, {})

@@ -1,4 +1,4 @@
-"""Runs in a tracker: TensorBoard, MLflow or Weights & Biases. A tracker that fails does not end a run."""
+"""Experiment trackers: TensorBoard, MLflow and Weights & Biases. A failing tracker does not end a run."""
 
 import os
 from collections.abc import Callable, Sequence
@@ -8,11 +8,11 @@ from smallvit.common.files import read_json, write_json
 from smallvit.training.callbacks import Callback, Row, Run
 from smallvit.training.config import flat
 
-IDS = "tracking.json"  # in the run folder: a resumed run goes to the same entry
+IDS = "tracking.json"  # in the run folder: a resumed run continues the same entry
 
 
 class Tracker(Callback):
-    """Sends the rows of metrics.csv and the result; one kind fills in `open`, `log` and `close`."""
+    """Sends the rows of metrics.csv and the result; subclasses implement `open`, `log` and `close`."""
 
     name: str
     package: str
@@ -22,7 +22,7 @@ class Tracker(Callback):
         self._say: Callable[[str], None] | None = None  # None: not open
 
     def open(self, run: Run, known: str | None) -> str | None:
-        """Opens an entry, or the `known` one of a resumed run; returns its id if it has one."""
+        """Opens a new entry, or the `known` one of a resumed run; returns its id if it has one."""
         raise NotImplementedError
 
     def log(self, row: Row) -> None:
@@ -35,8 +35,8 @@ class Tracker(Callback):
         def start() -> None:
             path = run.folder / IDS
             ids = read_json(path) if path.exists() else {}
-            if found := self.open(run, ids.get(self.name)):
-                write_json(path, {**ids, self.name: found})
+            if entry := self.open(run, ids.get(self.name)):
+                write_json(path, {**ids, self.name: entry})
 
         self._say = run.say
         self._try(start)
@@ -52,18 +52,18 @@ class Tracker(Callback):
             return
         try:
             call()
-        except Exception as error:  # a server or a disk: whatever it is, the training is worth more
+        except Exception as error:  # any error of a server or a disk: training is more important
             self._say(f"{self.name} failed ({first_line(error)}): the run continues without it")
             self._say = None
 
 
 class TensorBoard(Tracker):
-    """Event files in RUN/tensorboard."""
+    """Writes event files to RUN/tensorboard."""
 
     name, package = "tensorboard", "tensorboardX"
 
     def open(self, run: Run, known: str | None) -> None:
-        purge = run.step + 1 if run.step else None  # what a killed run wrote beyond its last checkpoint
+        purge = run.step + 1 if run.step else None  # removes what a killed run wrote after its last checkpoint
         self.writer = self.library.SummaryWriter(str(run.folder / "tensorboard"), purge_step=purge)
 
     def log(self, row: Row) -> None:
@@ -75,7 +75,7 @@ class TensorBoard(Tracker):
 
 
 class MLflow(Tracker):
-    """A run on the server of MLFLOW_TRACKING_URI, or where MLflow keeps its runs without one."""
+    """Logs to the server of MLFLOW_TRACKING_URI, or to MLflow's default location."""
 
     name, package = "mlflow", "mlflow"
 
@@ -96,7 +96,7 @@ class MLflow(Tracker):
 
 
 class WandB(Tracker):
-    """A run in the project of WANDB_PROJECT, or `smallvit`; WANDB_MODE=offline keeps it in the run folder."""
+    """Logs to the project of WANDB_PROJECT, or `smallvit`; WANDB_MODE=offline keeps the run in the run folder."""
 
     name, package = "wandb", "wandb"
 
@@ -120,7 +120,7 @@ class WandB(Tracker):
         self.entry.finish(exit_code=1 if result is None else 0)
 
 
-TRACKERS: dict[str, type[Tracker]] = {each.name: each for each in (TensorBoard, MLflow, WandB)}
+TRACKERS: dict[str, type[Tracker]] = {tracker.name: tracker for tracker in (TensorBoard, MLflow, WandB)}
 
 
 def _numbers(row: Row) -> dict[str, float]:
