@@ -48,6 +48,7 @@ def main() -> None:
     parser.add_argument("--flips", type=int, default=5, help="kill -9, then a flipped bit in the newest checkpoint")
     parser.add_argument("--together", type=int, default=0, help="two processes, kill -9 of one at a random moment")
     parser.add_argument("--full", type=int, default=0, help="a disk that is full at a random moment")
+    parser.add_argument("--minutes", type=float, default=float("inf"), help="after these, begin no other case")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--folder", type=Path, help="where to work; by default a temporary folder")
     given = parser.parse_args()
@@ -58,24 +59,27 @@ def main() -> None:
         torture = Torture(top, draw)
         print(f"undisturbed: {torture.seconds:.1f} s of processor time a run", flush=True)
         failures = 0
-        for harm in ("kill", "stop", "flip", "together", "full"):
+        for harm in ("kill", "stop", "flip", "full", "together"):
             number = getattr(given, harm if harm in ("together", "full") else f"{harm}s")
             moments: Counter[str] = Counter()
-            same, since = 0, time.monotonic()
+            same, done, since = 0, 0, time.monotonic()
             if number and harm == "together":
                 torture.train_together()
             for i in range(number):
+                if time.monotonic() - begun > 60 * given.minutes:
+                    break
                 case = {"together": torture.together, "full": torture.full}.get(harm, torture.case)
                 where, problem = case(harm, i)
                 moments[where] += 1
+                done += 1
                 same += problem is None
                 if problem is not None:
                     print(f"{harm} {i}, {where}: {problem}", flush=True)
-            failures += number - same
-            if number:
+            failures += done - same
+            if done:
                 met = ", ".join(f"{count} {where}" for where, count in moments.most_common())
-                seconds = (time.monotonic() - since) / number
-                ended = f"{same} of {number} ended with the same weights and figures"
+                seconds = (time.monotonic() - since) / done
+                ended = f"{same} of {done} ended with the same weights and figures"
                 print(f"{harm}: {ended}, {seconds:.0f} s each ({met})", flush=True)
     finally:
         if given.folder is None:
