@@ -3,11 +3,14 @@
     python -m benchmarks.torture --kills 100 --stops 20 --flips 20 --together 20 --full 20
 
 Every case starts a run of its own, does its harm once, resumes until the run is finished, and compares the model file
-and the table of figures with those of a run that nothing happened to. Moments are drawn from the whole life of a
-process after its first lines: reading, compiling, steps, checkpoints, evaluations, pictures and report.
+and the table of figures with those of a run that nothing happened to. Moments are drawn evenly from the processor time
+of a run, so that a busy machine does not move them: reading, compiling, steps, checkpoints, evaluations, pictures and
+report. Runs are forks of this process, which has imported everything and computed nothing; the one they are compared
+with is a process of its own.
 """
 
 import argparse
+import atexit
 import csv
 import os
 import random
@@ -19,10 +22,13 @@ import subprocess
 import sys
 import tempfile
 import time
+import traceback
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from importlib import import_module
 from pathlib import Path
+from typing import NoReturn
 
 from tests.runs import TINY, draw_photos
 
@@ -31,6 +37,7 @@ RUN += ["--policy", "none", "--cutmix", "0", "--mixup", "0", "--erasing", "0"]  
 DISK = 12 * 2**20  # bytes of the small disk
 LEAVES = 60  # seconds within which the other process must leave, on a busy machine
 RESUME = 75
+IMPORTED = "cli models plots.images plots.maps plots.scores training.crossvalidation training.keywords training.loop"
 FIGURES = ("step", "train_loss", "train_top1", "val_loss")
 
 
@@ -41,142 +48,206 @@ def main() -> None:
     parser.add_argument("--flips", type=int, default=5, help="kill -9, then a flipped bit in the newest checkpoint")
     parser.add_argument("--together", type=int, default=0, help="two processes, kill -9 of one at a random moment")
     parser.add_argument("--full", type=int, default=0, help="a disk that is full at a random moment")
+    parser.add_argument("--minutes", type=float, default=float("inf"), help="after these, begin no other case")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--folder", type=Path, help="where to work; by default a temporary folder")
     given = parser.parse_args()
     draw, begun = random.Random(given.seed), time.monotonic()
-    with tempfile.TemporaryDirectory(prefix="torture-") as temporary:
-        top = given.folder or Path(temporary)
+    # No TemporaryDirectory, which every fork would delete at its end.
+    top = given.folder or Path(tempfile.mkdtemp(prefix="torture-"))
+    try:
         torture = Torture(top, draw)
-        print(f"undisturbed: {torture.seconds:.1f} s a run", flush=True)
+        print(f"undisturbed: {torture.seconds:.1f} s of processor time a run", flush=True)
         failures = 0
-        for harm in ("kill", "stop", "flip", "together", "full"):
+        for harm in ("kill", "stop", "flip", "full", "together"):
             number = getattr(given, harm if harm in ("together", "full") else f"{harm}s")
             moments: Counter[str] = Counter()
-            same, since = 0, time.monotonic()
+            same, done, since = 0, 0, time.monotonic()
             if number and harm == "together":
                 torture.train_together()
             for i in range(number):
+                if time.monotonic() - begun > 60 * given.minutes:
+                    break
                 case = {"together": torture.together, "full": torture.full}.get(harm, torture.case)
                 where, problem = case(harm, i)
                 moments[where] += 1
+                done += 1
                 same += problem is None
                 if problem is not None:
                     print(f"{harm} {i}, {where}: {problem}", flush=True)
-            failures += number - same
-            if number:
+            failures += done - same
+            if done:
                 met = ", ".join(f"{count} {where}" for where, count in moments.most_common())
-                seconds = (time.monotonic() - since) / number
-                print(
-                    f"{harm}: {same} of {number} ended with the same weights and figures, {seconds:.0f} s each ({met})"
-                )
+                seconds = (time.monotonic() - since) / done
+                ended = f"{same} of {done} ended with the same weights and figures"
+                print(f"{harm}: {ended}, {seconds:.0f} s each ({met})", flush=True)
+    finally:
+        if given.folder is None:
+            shutil.rmtree(top, ignore_errors=True)
     print(f"{(time.monotonic() - begun) / 60:.1f} min in all, {failures} failures")
     sys.exit(failures > 0)
 
 
+class Run:
+    """`smallvit train` in a fork of this process, which spares it the imports."""
+
+    def __init__(self, args: list[str], said: Path) -> None:
+        self.said, self.begun, self.code, self.used = said, time.monotonic(), None, 0.0
+        sys.stdout.flush()
+        self.pid = os.fork()
+        if self.pid == 0:
+            _become(args, said)
+
+    code: int | None
+    used: float  # processor time, once it has ended
+
+    def poll(self) -> int | None:
+        if self.code is None:
+            pid, status, usage = os.wait4(self.pid, os.WNOHANG)
+            if pid:
+                self.code, self.used = os.waitstatus_to_exitcode(status), usage.ru_utime + usage.ru_stime
+        return self.code
+
+    def wait(self, seconds: float = 600) -> int | None:
+        """The exit code; None if it has not ended by then."""
+        last = time.monotonic() + seconds
+        while self.poll() is None and time.monotonic() < last:
+            time.sleep(0.02)
+        return self.code
+
+    def wait_for(self, seconds: float) -> None:
+        """Until it has used this processor time, or has ended."""
+        while self.poll() is None and self._used_so_far() < seconds:
+            time.sleep(0.005)
+
+    def send(self, number: signal.Signals) -> None:
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def _used_so_far(self) -> float:
+        try:
+            words = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
+        except OSError:  # no Linux
+            return time.monotonic() - self.begun
+        return (int(words[11]) + int(words[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def _become(args: list[str], said: Path) -> NoReturn:
+    from smallvit import cli
+
+    code: object = 1
+    try:
+        with said.open("w") as errors:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+            os.dup2(errors.fileno(), 2)
+        sys.argv = ["smallvit", "train", *args]
+        cli.main()
+        code = 0
+    except SystemExit as end:
+        code = end.code or 0
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        atexit._run_exitfuncs()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code if isinstance(code, int) else 1)
+
+
 class Torture:
     def __init__(self, top: Path, draw: random.Random) -> None:
-        self.top, self.draw, self.data = top, draw, top / "photos"
-        self.env = {**os.environ, "XDG_CACHE_HOME": str(top / "cache"), "SMALLVIT_FAST_ENV": "0"}
-        self.env["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "1"
+        self.top, self.draw, self.data, self.started = top, draw, top / "photos", 0
+        os.environ |= {
+            "XDG_CACHE_HOME": str(top / "cache"),
+            "SMALLVIT_FAST_ENV": "0",
+            "JAX_DISABLE_MOST_OPTIMIZATIONS": "1",
+            "JAX_COMPILATION_CACHE_DIR": str(top / "compiled"),  # of every program, however small
+            "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+            "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
+        }
         draw_photos(self.data)
-        self._finish(self._command("warm"))  # compiles
-        begun = time.monotonic()
-        self._finish(self._command("whole"))
-        self.seconds = time.monotonic() - begun
+        for name in IMPORTED.split():
+            import_module(f"smallvit.{name}")
         self.whole = top / "runs/whole"
+        command = [sys.executable, "-m", "smallvit.cli", "train", *self._args("whole")]
+        process = subprocess.run(command, capture_output=True, text=True, timeout=600)
+        if process.returncode != 0:
+            raise RuntimeError(f"{' '.join(command)} ended with {process.returncode}:\n{process.stderr}")
+        self.seconds = self._finish(self._args("again")).used
+        if problem := self._difference(top / "runs/again", self.whole):
+            raise RuntimeError(f"nothing was done to it, and still: {problem}")
 
     def case(self, harm: str, number: int) -> tuple[str, str | None]:
         """When the harm was done, and what is wrong with the result."""
         folder = self.top / f"runs/{harm}-{number}"
-        with subprocess.Popen(
-            self._command(folder.name), env=self.env, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
-        ) as process:
-            if harm == "flip":  # later, when there are two states
-                while process.poll() is None and len(_states(folder)) < 2:
-                    time.sleep(0.01)
-                time.sleep(self.draw.uniform(0, 0.1) * self.seconds)
-            else:
-                time.sleep(self.draw.uniform(0.05, 0.98) * self.seconds)
-            where = _where(folder) if process.poll() is None else "after the end"
-            process.send_signal(signal.SIGTERM if harm == "stop" else signal.SIGKILL)
-            process.communicate()
-        # Before its first line, while Python imports, a SIGTERM ends a process at once, as it does any other.
-        if harm == "stop" and process.returncode not in (RESUME, 0) and folder.exists():
-            return where, f"exit code {process.returncode}"
+        run = self._start(self._args(folder.name))
+        if harm == "flip":  # later, when there are two states
+            while run.poll() is None and len(_states(folder)) < 2:
+                time.sleep(0.005)
+            run.wait_for(run._used_so_far() + self.draw.uniform(0, 0.1) * self.seconds if run.poll() is None else 0)
+        else:
+            run.wait_for(self.draw.uniform(0.02, 0.98) * self.seconds)
+        where = _where(folder) if run.poll() is None else "after the end"
+        run.send(signal.SIGTERM if harm == "stop" else signal.SIGKILL)
+        code = run.wait()
+        # Before its first line a SIGTERM ends a process at once, as it does any other.
+        if harm == "stop" and code not in (RESUME, 0) and folder.exists():
+            return where, f"exit code {code}"
         if harm == "flip":
             where += _flip(folder, self.draw)
-        return where, self._resumed(folder)
+        return where, self._resumed(folder, self._args(folder.name), self._finish, self.whole)
 
     def train_together(self) -> None:
         """What one run of two processes ends with, which is not what one process does."""
-        self._finish_together(self._command("whole-together"))
-        begun = time.monotonic()
-        self._finish_together(self._command("together-again"))
-        self.seconds_together = time.monotonic() - begun
+        self._finish_together(self._args("whole-together"))
+        self.seconds_together = self._finish_together(self._args("together-again"))
         self.whole_together = self.top / "runs/whole-together"
 
     def together(self, harm: str, number: int) -> tuple[str, str | None]:
-        folder = self.top / f"runs/{harm}-{number}"
-        victim = self.draw.randrange(2)
-        processes = self._start_together(self._command(folder.name))
-        time.sleep(self.draw.uniform(0.05, 0.98) * self.seconds_together)
-        where = _where(folder) if processes[victim].poll() is None else "after the end"
-        processes[victim].kill()
-        problem = None
-        try:
-            processes[1 - victim].communicate(timeout=LEAVES)
-        except subprocess.TimeoutExpired:
-            problem = f"the other process waits for more than {LEAVES} s"
-        for process in processes:
-            process.kill()
-            process.communicate()
-        code = processes[1 - victim].returncode
+        folder, victim = self.top / f"runs/{harm}-{number}", self.draw.randrange(2)
+        runs = self._start_together(self._args(folder.name))
+        runs[victim].wait_for(self.draw.uniform(0.02, 0.98) * self.seconds_together[victim])
+        where = _where(folder) if runs[victim].poll() is None else "after the end"
+        runs[victim].send(signal.SIGKILL)
+        code = runs[1 - victim].wait(LEAVES)
+        for run in runs:
+            run.send(signal.SIGKILL)
+            run.wait()
+        if code is None:
+            return where, f"the other process waits for more than {LEAVES} s"
         # Until there is a run folder the runtime ends it in its own way: there is nothing to resume.
-        if problem is None and code not in (0, RESUME) and _states(folder):
-            problem = f"the other process ended with {code}"
-        for _ in range(3):
-            if problem is not None or (folder / "result.json").exists():
-                break
-            begun = (folder / "config.json").exists()
-            self._finish_together(self._train("--resume", folder) if begun else self._command(folder.name))
-        problem = problem or self._difference(folder, self.whole_together)
-        if problem is None:
-            shutil.rmtree(folder)
-        return where, problem
+        if code not in (0, RESUME) and _states(folder):
+            return where, f"the other process ended with {code}"
+        return where, self._resumed(folder, self._args(folder.name), self._finish_together, self.whole_together)
 
     def full(self, harm: str, number: int) -> tuple[str, str | None]:
         with _small_disk(self.top / "small") as (small, mounted):
             folder = small / f"{harm}-{number}"
-            command = self._train(self.data, *RUN, "--runs", small, "--name", folder.name)
-            with subprocess.Popen(
-                command, env=self.env, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
-            ) as process:
-                time.sleep(self.draw.uniform(0.05, 0.98) * self.seconds)
-                where = _where(folder) if process.poll() is None else "after the end"
-                if mounted:
-                    left = self.draw.choice((0, self.draw.randrange(2**16), self.draw.randrange(2**21)))
-                    _fill(small / "filler", max(shutil.disk_usage(small).free - left, 0))
-                elif process.poll() is None:
-                    resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (self.draw.randrange(2**14), -1))
-                _, said = process.communicate()
+            args = self._args(folder.name, small)
+            run = self._start(args)
+            run.wait_for(self.draw.uniform(0.02, 0.98) * self.seconds)
+            where = _where(folder) if run.poll() is None else "after the end"
+            if mounted:
+                left = self.draw.choice((0, self.draw.randrange(2**16), self.draw.randrange(2**21)))
+                _fill(small / "filler", max(shutil.disk_usage(small).free - left, 0))
+            elif run.poll() is None:
+                resource.prlimit(run.pid, resource.RLIMIT_FSIZE, (self.draw.randrange(2**14), -1))
+            code, said = run.wait(), run.said.read_text()
             (small / "filler").unlink(missing_ok=True)
-            if process.returncode != 0:
+            if code != 0:
                 where += ", seen"
                 lines = [line for line in said.splitlines() if not line.startswith(("reading ", "decoding "))]
                 if len(lines) != 1 or not lines[0].startswith("smallvit: "):
-                    return where, f"exit code {process.returncode}, {len(lines)} lines: {said[-600:]}"
-            problem = self._resumed(folder, command)
-            return where, problem
+                    return where, f"exit code {code}, {len(lines)} lines: {said[-600:]}"
+            return where, self._resumed(folder, args, self._finish, self.whole)
 
-    def _resumed(self, folder: Path, command: list[str] | None = None) -> str | None:
+    def _resumed(self, folder: Path, args: list[str], finish: Callable[[list[str]], object], whole: Path) -> str | None:
         """What is wrong with the run after it was resumed to its end; without an error it is deleted."""
         for _ in range(3):  # a run that was not begun is begun, one that is finished is left alone
             if (folder / "result.json").exists():
                 break
-            begun = (folder / "config.json").exists()
-            self._finish(self._train("--resume", folder) if begun else command or self._command(folder.name))
-        problem = self._difference(folder, self.whole)
+            finish(["--resume", str(folder)] if (folder / "config.json").exists() else args)
+        problem = self._difference(folder, whole)
         if problem is None:
             shutil.rmtree(folder)
         return problem
@@ -195,39 +266,36 @@ class Torture:
             return f"left behind: {', '.join(left)}"
         return None
 
-    def _command(self, name: str) -> list[str]:
-        return self._train(self.data, *RUN, "--runs", self.top / "runs", "--name", name)
+    def _args(self, name: str, runs: Path | None = None) -> list[str]:
+        return [str(self.data), *RUN, "--runs", str(runs or self.top / "runs"), "--name", name]
 
-    def _train(self, *args: object) -> list[str]:
-        return [sys.executable, "-m", "smallvit.cli", "train", *map(str, args)]
+    def _start(self, args: list[str]) -> Run:
+        self.started += 1
+        return Run(args, self.top / f"said-{self.started}.txt")
 
-    def _start_together(self, command: list[str]) -> list[subprocess.Popen[str]]:
+    def _start_together(self, args: list[str]) -> list[Run]:
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             address = f"127.0.0.1:{free.getsockname()[1]}"
         meeting = ["--coordinator", address, "--num-processes", "2", "--process-id"]
-        return [
-            subprocess.Popen(
-                [*command, *meeting, str(i)], env=self.env, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
-            )
-            for i in range(2)
-        ]
+        return [self._start([*args, *meeting, str(i)]) for i in range(2)]
 
-    def _finish_together(self, command: list[str]) -> None:
-        processes = self._start_together(command)
-        try:
-            said = [process.communicate(timeout=600)[1] for process in processes]
-        finally:
-            for process in processes:
-                process.kill()
-        codes = [process.returncode for process in processes]
-        if codes != [0, 0]:
-            raise RuntimeError(f"two processes ended with {codes}:\n{said[0]}\n{said[1]}")
+    def _finish(self, args: list[str]) -> Run:
+        run = self._start(args)
+        self._ended(run, args)
+        return run
 
-    def _finish(self, command: list[str]) -> None:
-        run = subprocess.run(command, env=self.env, capture_output=True, text=True, timeout=600)
-        if run.returncode != 0:
-            raise RuntimeError(f"{' '.join(command)} ended with {run.returncode}:\n{run.stderr}")
+    def _finish_together(self, args: list[str]) -> list[float]:
+        """The processor time of each process."""
+        runs = self._start_together(args)
+        for run in runs:
+            self._ended(run, args)
+        return [run.used for run in runs]
+
+    def _ended(self, run: Run, args: list[str]) -> None:
+        if (code := run.wait()) != 0:
+            run.send(signal.SIGKILL)
+            raise RuntimeError(f"smallvit train {' '.join(args)} ended with {code}:\n{run.said.read_text()}")
 
 
 @contextmanager

@@ -153,6 +153,8 @@ def serve(
     /,
     host: str = "127.0.0.1",
     port: int = 8000,
+    threshold: Float = None,
+    precision: Float = None,
     examples: Folder = None,
     upload_mb: float = 32,
     images: int = 64,
@@ -169,6 +171,8 @@ def serve(
         run: A run folder or its model/; or the folder of a cross-validation, for the ensemble of its models.
         host: Address to listen on; 0.0.0.0 accepts connections from other machines.
         port: Port to listen on; 0 takes any free port.
+        threshold: Answer "unsure" where the highest probability is below this.
+        precision: Choose the threshold: answers are right as often as this on the run's validation images.
         examples: Folder of images that the page offers as examples.
         upload_mb: Maximum upload size per request, in MB.
         images: Maximum number of images per request.
@@ -194,7 +198,17 @@ def serve(
         seconds=seconds,
         decoders=decoders,
     )
-    serve_model(run, host=host, port=port, examples=examples, limits=limits, token=token, hosts=allow_host)
+    serve_model(
+        run,
+        host=host,
+        port=port,
+        threshold=threshold,
+        precision=precision,
+        examples=examples,
+        limits=limits,
+        token=token,
+        hosts=allow_host,
+    )
 
 
 def predict(
@@ -230,7 +244,7 @@ def predict(
     from smallvit.common.files import check_file, check_folder, write_bytes
     from smallvit.data import find_images
     from smallvit.runs import sorting
-    from smallvit.runs.answers import UNSURE, Prediction, as_csv, as_json
+    from smallvit.runs.answers import UNSURE, Prediction, as_csv, as_json, check_threshold
     from smallvit.runs.prediction import Predictor, predict_files
 
     outputs = [(file, form) for file, form in ((csv, as_csv), (json, as_json)) if file is not None]
@@ -240,8 +254,7 @@ def predict(
         check_file(Path(file))
     if not paths:
         raise ValueError("no images given: give files, folders, patterns, or - for standard input")
-    if threshold is not None and precision is not None:
-        raise ValueError("--threshold and --precision both choose the threshold: give one of them")
+    check_threshold(threshold, precision)
     if link and sort_into is None:
         raise ValueError("--link needs --sort-into: give the folder to sort into")
     named = find_images([path for path in paths if path != "-"])

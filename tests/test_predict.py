@@ -258,7 +258,7 @@ def test_the_command_sorts_and_leaves_out_what_is_sorted(
 
 
 MISTAKES = {
-    "both": (["{model}", "{pictures}", "--threshold", "0.9", "--precision", "0.9"], "--threshold and --precision both"),
+    "both": (["{model}", "{pictures}", "--threshold", "0.9", "--precision", "0.9"], "threshold and precision both"),
     "threshold": (["{model}", "{pictures}", "--threshold", "90"], "threshold=90 must be between 0 and 1"),
     "precision": (["{model}", "{pictures}", "--precision", "0.9"], "the model has no stored validation scores"),
     "link": (["{model}", "{pictures}", "--link"], "--link needs --sort-into"),

@@ -3,6 +3,7 @@
 import asyncio
 import io
 import re
+import shutil
 import socket
 import sys
 import threading
@@ -11,6 +12,7 @@ from base64 import b64decode
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from unittest.mock import Mock
 
 import jax
 import numpy as np
@@ -20,8 +22,10 @@ from starlette.routing import Route
 from starlette.testclient import TestClient
 
 from smallvit import cli
-from smallvit.runs.prediction import Predictor
-from smallvit.serving import Limits, make_app
+from smallvit.runs.calibration import Calibration
+from smallvit.runs.prediction import Predictor, predict
+from smallvit.runs.saved import save_calibration
+from smallvit.serving import Limits, make_app, server
 from smallvit.serving.batching import Batcher
 from smallvit.serving.examples import Example, from_folder
 from smallvit.serving.limits import Refused
@@ -77,6 +81,40 @@ def test_several_images_in_one_form(client: TestClient):
     for alone, image in zip(single, together, strict=True):
         assert image["classes"][0]["class"] == alone["classes"][0]["class"]
         assert image["classes"][0]["probability"] == pytest.approx(alone["classes"][0]["probability"], abs=1e-5)
+
+
+def test_below_the_threshold_it_is_unsure(client: TestClient, predictor: Predictor):
+    form = [("image", (f"{i}.png", photo(i), "image/png")) for i in range(4)]
+    plain = client.post("/predict", files=form).json()["images"]
+    assert all("decision" not in image for image in plain)
+    assert client.get("/model").json()["threshold"] is None
+    best = sorted(image["classes"][0]["probability"] for image in plain)
+    threshold = (best[1] + best[2]) / 2
+    with TestClient(make_app(predictor, LIMITS, threshold=threshold)) as strict:
+        decided = strict.post("/predict", files=form).json()["images"]
+        first_alone = strict.post("/predict?top=1", files=form).json()["images"]
+        assert strict.get("/model").json()["threshold"] == threshold
+    images = np.stack([predictor.decode(io.BytesIO(photo(i))) for i in range(4)])
+    expected = [each.decision for each in predict(predictor, images, threshold=threshold)]
+    assert sorted(each == "unsure" for each in expected) == [False, False, True, True]
+    assert [image["decision"] for image in decided] == expected == [image["decision"] for image in first_alone]
+    for before, after in zip(plain, decided, strict=True):
+        assert [row["class"] for row in after["classes"]] == [row["class"] for row in before["classes"]]
+        assert after["decision"] in (after["classes"][0]["class"], "unsure")
+
+
+def test_a_precision_chooses_the_threshold(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    calibrated = tmp_path / "model"
+    shutil.copytree(folder, calibrated)
+    save_calibration(calibrated, Calibration(1.5, 1000, ((0.0, 1000, 500), (0.4, 500, 490), (0.99, 10, 10))))
+    thresholds = []
+    monkeypatch.setattr(server.uvicorn, "Config", lambda app, **_: app)  # the real one changes how the tests log
+    monkeypatch.setattr(server, "_Server", lambda app, token: thresholds.append(app.state.service.threshold) or Mock())
+    server.serve(calibrated, port=0, precision=0.95)
+    assert capsys.readouterr().out.startswith("threshold 0.4: 500 of 1,000 validation images stay, 98.0% of them right")
+    assert thresholds == [0.4]
 
 
 @pytest.mark.parametrize("kind", ["jpeg", "webp", "bmp", "gif", "tiff"])
@@ -432,6 +470,9 @@ MISTAKES: dict[str, tuple[list[str], str]] = {
     "not a number": (["{model}", "--upload-mb", "nan"], "upload=0 must be"),
     "seconds": (["{model}", "--seconds", "-1"], "seconds=-1"),
     "queue": (["{model}", "--queue", "3"], "no room for a request of 64"),
+    "threshold": (["{model}", "--threshold", "90"], "threshold=90 must be between 0 and 1"),
+    "precision": (["{model}", "--precision", "0.9"], "no stored validation scores to choose a threshold by"),
+    "both": (["{model}", "--threshold", "0.9", "--precision", "0.9"], "threshold and precision both"),
 }  # fmt: skip
 
 

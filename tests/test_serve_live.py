@@ -47,6 +47,7 @@ def test_an_image_is_dropped_or_pasted_and_explained(page: Any, photos: Path, tm
     drop(page, (photos / "red/3.png").read_bytes(), event)
     page.locator("#controls").wait_for(state="visible")
     assert page.locator("#bars .name").all_inner_texts()[0] == "red"
+    assert not page.locator("#unsure").is_visible()
     assert len(page.locator("#bars li").all()) == 3
     assert page.locator("#status").inner_text().startswith("red, ")
     assert "ms on the server" in page.locator("#latency").inner_text()
@@ -67,6 +68,24 @@ def test_an_image_is_dropped_or_pasted_and_explained(page: Any, photos: Path, tm
     assert page.locator("#image").get_attribute("src").startswith("data:image/png")
     page.screenshot(path=tmp_path / "page.png")
     assert (tmp_path / "page.png").stat().st_size > 10_000
+
+
+def test_the_page_says_unsure(browser: Any, reference: Path, photos: Path, env: dict[str, str]):
+    with serving(reference, "--threshold", "1", env=env) as (address, _):
+        page = browser.new_page()
+        page.goto(address)
+        page.get_by_text("3 classes").wait_for()
+        drop(page, (photos / "red/3.png").read_bytes())
+        page.locator("#controls").wait_for(state="visible")
+        assert page.locator("#unsure").inner_text().split("\n")[0] == "unsure"
+        assert "100.0 % or more" in page.locator("#unsure").inner_text()
+        assert page.locator("#status").inner_text().startswith("unsure; red, ")
+        assert page.locator("#bars .name").all_inner_texts()[0] == "red"
+        weights = page.locator("#bars .name").evaluate_all(
+            "all => all.map((each) => getComputedStyle(each).fontWeight)"
+        )
+        assert set(weights) == {"400"}
+        page.close()
 
 
 def test_the_keyboard_is_enough(page: Any):

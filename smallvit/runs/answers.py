@@ -36,6 +36,23 @@ def top_classes(
     return tuple((classes[int(i)], float(probabilities[i])) for i in best)
 
 
+def answer(
+    name: str, probabilities: Float[np.ndarray, " k"], classes: Sequence[str], top: int, threshold: float | None
+) -> Prediction:
+    """The `top` classes of one image; with a threshold the decision, too."""
+    names, best = zip(*top_classes(probabilities, classes, top), strict=True)
+    decision = None if threshold is None else names[0] if best[0] >= threshold else UNSURE
+    return Prediction(name, names, best, decision)
+
+
+def check_threshold(threshold: float | None, precision: float | None = None) -> None:
+    """Raises for a threshold that is no probability, or that is given beside the precision to choose it by."""
+    if threshold is not None and precision is not None:
+        raise ValueError("threshold and precision both choose the threshold: give one of them")
+    if threshold is not None and not 0 <= threshold <= 1:
+        raise ValueError(f"threshold={threshold:g} must be between 0 and 1")
+
+
 def as_csv(predictions: Sequence[Prediction]) -> str:
     """One line per image: file, class, probability, class_2, probability_2 and so on; with a threshold the decision."""
     top = max((len(each.classes) for each in predictions), default=1)

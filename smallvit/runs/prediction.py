@@ -13,7 +13,7 @@ from jaxtyping import Array, Float, PyTree, UInt
 from smallvit.data import Preprocess, find_images
 from smallvit.data.decoding import FORMATS, Source, decode
 from smallvit.layers import Classifier
-from smallvit.runs.answers import UNSURE, Images, Prediction, Unreadable, top_classes
+from smallvit.runs.answers import Images, Prediction, Unreadable, answer, check_threshold
 from smallvit.runs.saved import Saved, load_ensemble
 from smallvit.runs.scores import averaged, softmax
 
@@ -117,22 +117,13 @@ def _predict_array(predictor: Predictor, images: np.ndarray, top: int, threshold
     if not len(images):
         return []
     classes = predictor.saved.classes
-    return [_answer(f"image {i}", row, classes, top, threshold) for i, row in enumerate(predictor(images))]
+    return [answer(f"image {i}", row, classes, top, threshold) for i, row in enumerate(predictor(images))]
 
 
 def _check(top: int, threshold: float | None) -> None:
     if top < 1:
         raise ValueError(f"top={top} must be at least 1")
-    if threshold is not None and not 0 <= threshold <= 1:
-        raise ValueError(f"threshold={threshold:g} must be between 0 and 1")
-
-
-def _answer(
-    name: str, probabilities: Float[np.ndarray, " k"], classes: Sequence[str], top: int, threshold: float | None
-) -> Prediction:
-    names, best = zip(*top_classes(probabilities, classes, top), strict=True)
-    decision = None if threshold is None else names[0] if best[0] >= threshold else UNSURE
-    return Prediction(name, names, best, decision)
+    check_threshold(threshold)
 
 
 def predict_files(
@@ -171,7 +162,7 @@ def _predict_files(
                 if isinstance(image, Unreadable):
                     yield image
                     continue
-                yield _answer(_name(file), next(rows), classes, top, threshold)
+                yield answer(_name(file), next(rows), classes, top, threshold)
 
 
 def _name(file: Path | io.BytesIO) -> str:

@@ -22,6 +22,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from smallvit.common.text import shown
+from smallvit.runs.answers import answer, check_threshold
 from smallvit.runs.prediction import Predictor
 from smallvit.serving.batching import Batcher
 from smallvit.serving.decoders import Decoders
@@ -40,15 +41,17 @@ def make_app(
     limits: Limits | None = None,
     examples: Sequence[Example] = (),
     *,
+    threshold: float | None = None,
     hosts: Collection[str] | None = None,
     token: str | None = None,
 ) -> Starlette:
     """An ASGI application; it compiles the model when it starts, before the first request.
 
     `hosts` are the names that it may be asked by, None means any; without the `token`, if there is one, it answers
-    nobody.
+    nobody. With a `threshold`, answers have a decision, which is "unsure" below it.
     """
-    service = _Service(predictor, limits or Limits(), list(examples))
+    check_threshold(threshold)
+    service = _Service(predictor, limits or Limits(), list(examples), threshold)
     routes = [
         Route("/", service.page),
         Route("/predict", service.predict, methods=["POST"]),
@@ -86,8 +89,8 @@ class _Upload(NamedTuple):
 
 
 class _Service:
-    def __init__(self, predictor: Predictor, limits: Limits, examples: list[Example]) -> None:
-        self.predictor, self.limits, self.examples = predictor, limits, examples
+    def __init__(self, predictor: Predictor, limits: Limits, examples: list[Example], threshold: float | None) -> None:
+        self.predictor, self.limits, self.examples, self.threshold = predictor, limits, examples, threshold
         self.names = [shown(name) for name in predictor.saved.classes]
         self.metrics, self.draining = Metrics(), False
         self.held = 0  # bytes of all uploads
@@ -156,6 +159,7 @@ class _Service:
                 "name": saved.spec.name,
                 "classes": self.names,
                 "preprocess": saved.preprocess.to_json(),
+                "threshold": self.threshold,
                 "limits": vars(self.limits),
             }
         )
@@ -173,29 +177,32 @@ class _Service:
     async def predict(self, request: Request) -> Response:
         top = self._top(request)
 
-        def answer(image: UInt[np.ndarray, "H W c"], probabilities: np.ndarray) -> dict[str, Any]:
-            order = np.argsort(-probabilities, kind="stable")[:top]
-            classes = self.names
-            return {"classes": [{"class": classes[i], "probability": float(probabilities[i])} for i in order]}
+        def described(image: UInt[np.ndarray, "H W c"], probabilities: np.ndarray) -> dict[str, Any]:
+            found = answer("", probabilities, self.names, top, self.threshold)
+            pairs = zip(found.classes, found.probabilities, strict=True)
+            return {
+                **({} if found.decision is None else {"decision": found.decision}),
+                "classes": [{"class": name, "probability": p} for name, p in pairs],
+            }
 
-        return await self._answer(request, self.classes, self.limits.images, answer)
+        return await self._answer(request, self.classes, self.limits.images, described)
 
     async def explain(self, request: Request) -> Response:
-        def answer(image: UInt[np.ndarray, "H W c"], maps: Maps) -> dict[str, Any]:
+        def described(image: UInt[np.ndarray, "H W c"], maps: Maps) -> dict[str, Any]:
             return {
                 "seen": f"data:image/png;base64,{base64.b64encode(png(image)).decode()}",
                 "saliency": None if maps.saliency is None else _rounded(maps.saliency),
                 "layers": [{"name": path, "heads": _rounded(heads)} for path, heads in maps.layers.items()],
             }
 
-        return await self._answer(request, self.maps, self.limits.explained, answer)
+        return await self._answer(request, self.maps, self.limits.explained, described)
 
     async def _answer(
         self,
         request: Request,
         batcher: Batcher,
         most: int,
-        answer: Callable[[UInt[np.ndarray, "H W c"], Any], dict[str, Any]],
+        described: Callable[[UInt[np.ndarray, "H W c"], Any], dict[str, Any]],
     ) -> Response:
         held = 0
 
@@ -213,7 +220,7 @@ class _Service:
         async def one(upload: _Upload) -> dict[str, Any]:
             start = perf_counter()
             image = await self.decoders(upload.name, upload.content)
-            result = answer(image, await batcher(image))
+            result = described(image, await batcher(image))
             return {"name": upload.name, **result, "milliseconds": round((perf_counter() - start) * 1000, 2)}
 
         try:

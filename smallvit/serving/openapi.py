@@ -58,7 +58,12 @@ def describe(limits: Limits) -> dict[str, Any]:
                     "responses": {"200": _ok("Explanations"), **errors},
                 }
             },
-            "/model": {"get": {"summary": "Name, classes, preprocessing, limits", "responses": {"200": _ok("Model")}}},
+            "/model": {
+                "get": {
+                    "summary": "Name, classes, preprocessing, threshold, limits",
+                    "responses": {"200": _ok("Model")},
+                }
+            },
             "/health": {"get": {"summary": "Whether it works, and how much", "responses": {"200": _ok("Health")}}},
             "/live": {"get": {"summary": "That the process works", "responses": {"200": {"description": "It does."}}}},
             "/ready": {
@@ -104,8 +109,8 @@ def _ok(name: str) -> dict[str, Any]:
     return {"description": name, **_json(_ref(name))}
 
 
-def _object(**properties: dict[str, Any]) -> dict[str, Any]:
-    return {"type": "object", "properties": properties, "required": list(properties)}
+def _object(*, optional: dict[str, Any] | None = None, **properties: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "object", "properties": {**properties, **(optional or {})}, "required": list(properties)}
 
 
 def _list(items: dict[str, Any]) -> dict[str, Any]:
@@ -124,6 +129,7 @@ _SCHEMAS = {
                 name=_TEXT,
                 classes=_list(_object(**{"class": _TEXT, "probability": _UNIT})),
                 milliseconds=_NUMBER,
+                optional={"decision": {**_TEXT, "description": "With a threshold: the first class, or unsure."}},
             )
         )
     ),
@@ -138,7 +144,13 @@ _SCHEMAS = {
             )
         )
     ),
-    "Model": _object(name=_TEXT, classes=_list(_TEXT), preprocess={"type": "object"}, limits={"type": "object"}),
+    "Model": _object(
+        name=_TEXT,
+        classes=_list(_TEXT),
+        preprocess={"type": "object"},
+        threshold={"oneOf": [_UNIT, {"type": "null"}]},
+        limits={"type": "object"},
+    ),
     "Health": _object(status={"enum": ["ok", "full", "ending"]}, waiting=_INTEGER, images=_INTEGER, batches=_INTEGER),
     "Examples": _object(examples=_list(_TEXT)),
 }

@@ -13,6 +13,7 @@ import numpy as np
 import uvicorn
 from starlette.applications import Starlette
 
+from smallvit.runs.answers import check_threshold
 from smallvit.runs.prediction import Predictor
 from smallvit.serving.app import make_app
 from smallvit.serving.connections import limited
@@ -26,6 +27,8 @@ def serve(
     *,
     host: str = "127.0.0.1",
     port: int = 8000,
+    threshold: float | None = None,
+    precision: float | None = None,
     examples: Path | None = None,
     limits: Limits | None = None,
     token: str | None = None,
@@ -35,15 +38,24 @@ def serve(
 
     On this machine's own address it answers to its usual names and to `hosts`, such as those of a proxy in front of it.
     On others it answers to any name, and only to those who have the token; without one it makes one.
+
+    With a `threshold`, or a `precision` to choose it by, every answer has a decision: the most probable class, or
+    "unsure" where its probability is below the threshold.
     """
+    check_threshold(threshold, precision)
     limits = limits or Limits()
     local = _is_loopback(host)
     token = token or (None if local else token_urlsafe(24))
     predictor = Predictor(run)
+    choice = None if precision is None else predictor.saved.choose_threshold(precision)
+    threshold = threshold if choice is None else choice.threshold
     shown = from_folder(examples, predictor) if examples is not None else from_embedded(predictor)
-    app = make_app(predictor, limits, shown, hosts={*LOOPBACK, host, *hosts} if local else None, token=token)
+    names = {*LOOPBACK, host, *hosts} if local else None
+    app = make_app(predictor, limits, shown, threshold=threshold, hosts=names, token=token)
     with closing(_bound(host, port)) as bound:
         _check(predictor, run)
+        if choice is not None:
+            print(choice.describe(), flush=True)
         config = uvicorn.Config(
             app,
             access_log=False,
