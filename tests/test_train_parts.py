@@ -201,8 +201,9 @@ class Small:
 
     def run(self, steps: int, rate: float = 1.0, decay: float = 0.0, ema: float = 0.9):
         state, losses, pace = self.state, [], Pace(np.float32(rate), np.float32(decay), np.float32(ema))
+        batch = self.images, self.labels, jax.random.key(1), pace, PREPROCESS.normalisation
         for _ in range(steps):
-            state, metrics = self.step(state, self.images, self.labels, jax.random.key(1), pace)
+            state, metrics = self.step(state, *batch)
             losses.append(float(metrics.loss))
         return state, losses, metrics
 
@@ -392,12 +393,15 @@ def test_a_model_folder_says_all_that_is_needed(tmp_path: Path):
     variables = jax.jit(model.init)(jax.random.key(0), jnp.zeros((1, 8, 8, 3)))
     save_model(tmp_path / "run/model", spec, variables, ("a", "b", "c"), PREPROCESS)
     images = np.random.default_rng(0).integers(0, 255, (2, 8, 8, 3)).astype(np.uint8)
-    expected = jax.jit(make_predict(model, PREPROCESS))(variables, images)
+    expected = jax.jit(make_predict(model, PREPROCESS))(variables, images, PREPROCESS.normalisation)
     for folder in (tmp_path / "run", tmp_path / "run/model"):
         saved = from_pretrained(folder)
         assert (saved.classes, saved.preprocess, saved.spec) == (("a", "b", "c"), PREPROCESS, spec)
         np.testing.assert_array_equal(
-            jax.jit(make_predict(saved.model, saved.preprocess))(saved.variables, images), expected
+            jax.jit(make_predict(saved.model, saved.preprocess))(
+                saved.variables, images, saved.preprocess.normalisation
+            ),
+            expected,
         )
 
     weights = tmp_path / "run/model/model.safetensors"

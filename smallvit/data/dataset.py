@@ -1,9 +1,9 @@
 """What every source becomes: images, labels and class names in three splits, and how a file becomes an image."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
-from typing import Any, Literal, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 from jaxtyping import Array, Float32, Int32, Shaped, UInt
@@ -23,6 +23,13 @@ class Split:
 
     def __len__(self) -> int:
         return len(self.labels)
+
+
+class Normalisation(NamedTuple):
+    """Of pixels in [0, 1], by channel: an argument of compiled programs, which serve other images of the same shape."""
+
+    mean: Float32[Array, " c"] | Float32[np.ndarray, " c"]
+    std: Float32[Array, " c"] | Float32[np.ndarray, " c"]
 
 
 @dataclass(frozen=True)
@@ -50,11 +57,17 @@ class Preprocess:
         """Whether what is done to the colours of photographs can be done to these images."""
         return self.depth == 8 and self.channels in (1, 3)
 
-    def normalise(self, images: Shaped[Array | np.ndarray, "*b H W c"]) -> Float32[Array | np.ndarray, "*b H W c"]:
+    @property
+    def normalisation(self) -> Normalisation:
+        return Normalisation(np.asarray(self.mean, np.float32), np.asarray(self.std, np.float32))
+
+    def normalise(
+        self, images: Shaped[Array | np.ndarray, "*b H W c"], by: Normalisation | None = None
+    ) -> Float32[Array | np.ndarray, "*b H W c"]:
+        """With mean and std, or `by` what a compiled program is given in their place."""
         # Of the images' own rank, since jax may be told to refuse to add axes.
         shape = (1,) * (images.ndim - 1) + (self.channels,)
-        mean = np.asarray(self.mean, np.float32).reshape(shape)
-        std = np.asarray(self.std, np.float32).reshape(shape)
+        mean, std = (each.reshape(shape) for each in by or self.normalisation)
         return (images.astype(np.float32) / self.top - mean) / std
 
     def to_json(self) -> dict[str, Any]:
@@ -108,6 +121,12 @@ class Dataset:
     def photographic(self) -> bool:
         return self.preprocess.photographic
 
+    @property
+    def names(self) -> list[Sequence[str]]:
+        """Of the images of each split."""
+        splits = self.train, self.val, self.test, self.given_test
+        return [() if split is None else split.names for split in splits]
+
     def with_validation_in_training(self) -> "Dataset":
         if self.test is None:
             raise ValueError(
@@ -139,3 +158,14 @@ class Dataset:
                 for part, split in parts.items()
             }
         return replace(self, preprocess=preprocess, **parts)
+
+
+class Scanned(NamedTuple):
+    """A data set before its images are decoded, which may take long, and what decodes them.
+
+    Its images are blank, of mean 0 and std 1, but their number and shape, classes and labels are known: enough to
+    choose a model and to compile it. Where a file turns out to be broken, there are fewer images in the end.
+    """
+
+    blank: Dataset
+    decode: Callable[[], Dataset]

@@ -6,9 +6,9 @@ from typing import Literal, get_args
 from smallvit.common.files import user_cache
 from smallvit.common.words import did_you_mean
 from smallvit.data.arrays import load_npz
-from smallvit.data.dataset import Dataset, Fit
+from smallvit.data.dataset import Dataset, Fit, Scanned
 from smallvit.data.embedded import NAME, load_embedded
-from smallvit.data.folder import load_folder
+from smallvit.data.folder import scan_folder
 from smallvit.data.known import KNOWN, load_known
 from smallvit.data.splits import Fold, check_fold
 
@@ -43,6 +43,35 @@ def load_data(
         fold: (2, 5) is the second of five folds of all images but those of a test split of the source: the fold is the
             test split, and validation images are taken from the others. The source's own become `given_test`.
     """
+    return scan_data(
+        source,
+        image_size=image_size,
+        fit=fit,
+        seed=seed,
+        data_dir=data_dir,
+        cache_dir=cache_dir,
+        labels=labels,
+        group=group,
+        fold=fold,
+    ).decode()
+
+
+def scan_data(
+    source: str | Path | None = None,
+    *,
+    image_size: int | tuple[int, int] | None = None,
+    fit: Fit = "crop",
+    seed: int = 0,
+    data_dir: str | Path | None = None,
+    cache_dir: str | Path | None = None,
+    labels: str | Path | None = None,
+    group: str | None = None,
+    fold: Fold | None = None,
+) -> Scanned:
+    """`load_data` in two parts: what is known once the files are listed and their headers read, then the images.
+
+    Sources other than a folder are loaded at once: there is nothing to decode, or it is one archive.
+    """
     size = (image_size, image_size) if isinstance(image_size, int) else image_size
     if size is not None and min(size) < 1:
         raise ValueError(f"image_size={image_size} must be at least 1")
@@ -55,21 +84,22 @@ def load_data(
     kind, path = find_source(source)
     if kind != "folder" and (labels is not None or group is not None):
         raise ValueError(f"labels and groups in a table are for a folder of images: {path} has labels of its own")
+    if kind == "folder":
+        table = None if labels is None else Path(labels).expanduser()
+        return scan_folder(
+            path, image_size=size, fit=fit, seed=seed, cache_dir=cache, labels=table, group=group, fold=fold
+        )
     match kind, path:
         case "embedded", _:
-            return load_embedded(image_size=size, fit=fit, seed=seed, fold=fold)
+            data = load_embedded(image_size=size, fit=fit, seed=seed, fold=fold)
         case "known", name:
             folder = Path(data_dir).expanduser() if data_dir is not None else user_cache() / "data"
-            return load_known(
+            data = load_known(
                 str(name), image_size=size, fit=fit, seed=seed, data_dir=folder, cache_dir=cache, fold=fold
             )
-        case "folder", path:
-            table = None if labels is None else Path(labels).expanduser()
-            return load_folder(
-                path, image_size=size, fit=fit, seed=seed, cache_dir=cache, labels=table, group=group, fold=fold
-            )
         case _, path:
-            return load_npz(path, image_size=size, fit=fit, seed=seed, fold=fold)
+            data = load_npz(path, image_size=size, fit=fit, seed=seed, fold=fold)
+    return Scanned(data, lambda: data)
 
 
 def find_source(source: str | Path | None) -> tuple[Literal["embedded", "known", "folder", "npz"], Path]:
