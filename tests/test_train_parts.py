@@ -286,6 +286,31 @@ def labelled(labels: np.ndarray) -> Dataset:
     return Dataset("made up", ("a", "b", "c"), split, split, None, PREPROCESS, ())
 
 
+@pytest.mark.usefixtures("as_a_user")
+def test_programs_are_for_any_images_of_the_same_shape():
+    """So that they can be compiled before the images are decoded, and kept for other data."""
+    model = create_model("vit_tiny_data", num_classes=3, image_size=8, **FIELDS)
+    blank = labelled(np.arange(48) % 3)
+    trainer = Trainer(model, replace(PLAIN, batch_size=16), blank, make_mesh(None), 16, 0, accumulate=1, remat=False)
+    images = np.random.default_rng(0).integers(0, 256, (48, 8, 8, 3), np.uint8)
+    train = replace(blank.train, images=images)
+    dark, bright = (
+        replace(blank, train=train, val=train, preprocess=replace(PREPROCESS, mean=(mean,) * 3)) for mean in (0.1, 0.9)
+    )
+    states = []
+    for data in (dark, bright):
+        assert trainer.takes(data)
+        trainer.data = data
+        state, _ = trainer.step(trainer.init(), 0, Pace(np.float32(1), np.float32(0), np.float32(0)))
+        states.append((state, trainer.evaluate(state, data.val).loss))
+    assert trainer._step._cache_size() == trainer._predict._cache_size() == 1
+    assert states[0][1] != states[1][1]
+    fewer = labelled(np.arange(47) % 3)
+    assert not trainer.takes(fewer)  # to evaluate; there are enough to train on
+    assert trainer.takes(replace(fewer, val=blank.val))
+    assert not trainer.takes(replace(labelled(np.arange(15) % 3), val=blank.val))
+
+
 def test_balance_needs_images_of_every_class():
     with pytest.raises(ValueError, match=r"there are no images of 'b' to train on, so --balance cannot"):
         _class_weights(replace(PLAIN, balance=True), labelled(np.array([0, 2, 2])))

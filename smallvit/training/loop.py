@@ -114,7 +114,7 @@ def train(
     for line in data.notes:
         if line not in blank.notes:
             say(line)
-    if data.names != blank.names:  # some files are broken: the programs may be for too many images
+    if not trainer.takes(data):  # some files are broken
         trainer = _trainer(config, data, spec, own, say)
         compiled = trainer.compile()
     trainer.data = data

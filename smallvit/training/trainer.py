@@ -40,8 +40,7 @@ class Trainer:
     ) -> None:
         self.recipe, self.data, self.mesh, self.seed = recipe, data, mesh, seed
         self.batch_size = batch_size
-        largest = max(len(data.val), len(data.test or ()))
-        self.eval_batch_size = mesh.size * -(-min(largest, 256) // mesh.size)
+        self.eval_batch_size = _eval_batch_size(data, mesh)
         update = optimiser(recipe, own.optimiser)
         init = make_init(model, recipe, update, (*data.preprocess.size, data.preprocess.channels))
         keys = jax.jit(lambda: tuple(jax.random.split(jax.random.key(seed))), out_shardings=replicated(mesh))
@@ -105,6 +104,13 @@ class Trainer:
 
         return wait
 
+    def takes(self, data: Dataset) -> bool:
+        """Whether the programs are those for this data, too: they know the sizes of batches and weights of classes."""
+        if data.names == self.data.names:
+            return True
+        whole = self.recipe.batch_size == self.batch_size <= len(data.train)
+        return whole and self.eval_batch_size == _eval_batch_size(data, self.mesh) and not self.recipe.balance
+
     def init(self, given: Mapping[str, np.ndarray] | None = None) -> State:
         """The state before the first step: at random, but for variables that are `given` by their paths."""
         state = self._init(self._init_key)
@@ -149,6 +155,11 @@ class Trainer:
 
     def finite(self, state: State) -> bool:
         return all(bool(jnp.isfinite(leaf).all()) for leaf in jax.tree.leaves(state.params))
+
+
+def _eval_batch_size(data: Dataset, mesh: Mesh) -> int:
+    largest = max(len(data.val), len(data.test or ()))
+    return mesh.size * -(-min(largest, 256) // mesh.size)
 
 
 def _class_weights(recipe: Recipe, data: Dataset) -> Float[jax.Array, "k"] | None:
