@@ -190,7 +190,7 @@ PEERS = {
         4,
         lambda: smallvit.create_model("t2t_vit_7", num_classes=CLASSES),
         lambda: TorchT2T(num_classes=CLASSES, **_T2T),
-        "our torch code, of the same shapes, for no package has the paper's token dimension",
+        "code of ours with the same shapes, for no package has the paper's token dimension",
     ),
 }
 
@@ -292,7 +292,7 @@ def sides(name: str, dtype: str, wanted: list[str]) -> Iterator[Side]:
     model = peer.ours()
     if peer.differs:
         variables = jax.jit(model.init)(jax.random.key(0), images[:1])
-        print(f"{name}: the torch side has {peer.differs}", flush=True)
+        print(f"{name}: in torch, {peer.differs}", flush=True)
     else:
         variables = same_weights(name, model, theirs, images)
     model = model.clone(dtype=jnp.dtype(dtype))
@@ -408,7 +408,7 @@ def table(rows: list[dict[str, Any]]) -> Iterator[str]:
         yield f"| {' | '.join(cells)} |"
     for name in dict.fromkeys(row["model"] for row in rows):
         if PEERS[name].differs:
-            yield f"\n\\* `{name}`: the torch side has {PEERS[name].differs}"
+            yield f"\n\\* `{name}`: in torch, {PEERS[name].differs}"
 
 
 def draw(rows: list[dict[str, Any]], path: Path) -> None:
