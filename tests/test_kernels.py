@@ -215,10 +215,10 @@ def test_mixed_attention(images, windows, heads, n, m, d, e, dtype, masked, mask
     assert kernels.mixes(*map(tokens, (q, k, v)), heads, allowed)
 
     def ours(q, k, v, scale, bias, norm_scale, norm_bias, pre, post):
-        given = dict(norm=(norm_scale, norm_bias), epsilon=epsilon) if normed else {}
+        norm = (norm_scale, norm_bias, epsilon) if normed else None
         mixes = (pre if before else None, post, bias)
         qkv = map(tokens, (q, k, v))
-        return kernels.attend_mixed(*qkv, scale, *mixes, allowed, **given, mask_diagonal=mask_diagonal)
+        return kernels.attend_mixed(*qkv, scale, *mixes, allowed, norm, mask_diagonal=mask_diagonal)
 
     def theirs(q, k, v, scale, bias, norm_scale, norm_bias, pre, post):
         with kernels.disabled():

@@ -25,22 +25,21 @@ def attend_mixed(
     post: Float[Array, "h h"],
     post_bias: Float[Array, " h"],
     allowed: Bool[np.ndarray, "*some n m"] | None = None,
+    norm: tuple[Float[Array, " h"], Float[Array, " h"], float] | None = None,
     *,
-    norm: tuple[Float[Array, " h"], Float[Array, " h"]] | None = None,
-    epsilon: float = 0.0,
     mask_diagonal: bool = False,
 ) -> Float[Array, "*lead n e"]:
     """`attend` with heads mixed, by weights from head to head: the logits by `pre`, the softmax by `post`.
 
-    With the scale and bias of a `norm`, mixed maps are then normalised over the heads. Masks are for the mixed logits.
+    With a `norm` (scale, bias, epsilon), mixed maps are then normalised over the heads. Masks are for the mixed logits.
     Without k and v, q is all three, as `attend_packed` has it.
     """
     lead, n = q.shape[:-2], q.shape[-2]
     none = jnp.zeros((0, 0, 0), q.dtype)
     flat = (none if x is None else x.reshape(-1, *x.shape[-2:]) for x in (q, k, v))
     mask, diagonal = broadcast_mask(allowed, lead, n, n if k is None else k.shape[-2], mask_diagonal)
-    mixing = (optional(pre, 2), post, post_bias, *(norm or (optional(None, 1),) * 2))
-    mixing = tuple(x.astype(jnp.float32) for x in mixing)
+    norm_scale, norm_bias, epsilon = norm or (optional(None, 1), optional(None, 1), 0.0)
+    mixing = tuple(x.astype(jnp.float32) for x in (optional(pre, 2), post, post_bias, norm_scale, norm_bias))
     out = _attend((diagonal, epsilon), *flat, scale.astype(jnp.float32), mixing, mask)
     return out.reshape(*lead, *out.shape[1:])
 

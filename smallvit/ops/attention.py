@@ -108,8 +108,7 @@ def attend_mixed(
         # A softmax does not see a constant, so that the first bias has no effect, and no gradient but rounding errors.
         mixes = (None if pre is None else pre.kernel, *_whole(post, heads))
         scales, norm = jnp.broadcast_to(scale, (heads,)), None if post is None else post.norm
-        given = {} if norm is None else dict(norm=(norm.scale, norm.bias), epsilon=norm.epsilon)
-        return kernels.attend_mixed(q, k, v, scales, *mixes, allowed, **given, mask_diagonal=mask_diagonal)
+        return kernels.attend_mixed(q, k, v, scales, *mixes, allowed, norm, mask_diagonal=mask_diagonal)
     q, k, v = split_heads(q, k, v, heads)
     keep = keep_mask(q, k, allowed, mask_diagonal=mask_diagonal)
     logits = attention_logits(scale_queries(q, scale), k, None, None)

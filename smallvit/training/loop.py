@@ -118,6 +118,7 @@ def train(
         trainer = _trainer(config, data, spec, own, say)
         compiled = trainer.compile()
     trainer.data = data
+    del scanned, blank  # with --all-images, a copy
     say(f"compiled in {duration(compiled())}")
     plan = _stored_plan(folder, trainer) if folder is not None else None  # the first process's, in all of them
     plan = plan or make_plan(config, trainer, started)

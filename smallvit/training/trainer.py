@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import jax
@@ -88,13 +88,16 @@ class Trainer:
         )
         labels = batch(self.batch_size, dtype=jnp.int32)
         normalisation = self.data.preprocess.normalisation
-        lowered = (  # in Python, one after another
-            self._step.lower(self.abstract_state, images, labels, self._key, STILL, normalisation),
-            self._init.lower(self._init_key),
-            self._predict.lower(self.abstract_state, evaluated, normalisation),
-        )
-        pool = ThreadPoolExecutor()  # XLA does not hold Python's lock
-        programs = [pool.submit(lambda each=each: (each.compile(), time.monotonic())) for each in lowered]
+        pool = ThreadPoolExecutor()  # XLA does not hold Python's lock, but to trace and lower a program takes it
+
+        def begin(lowered: Any) -> Future[tuple[Any, float]]:
+            return pool.submit(lambda: (lowered.compile(), time.monotonic()))
+
+        programs = [
+            begin(self._step.lower(self.abstract_state, images, labels, self._key, STILL, normalisation)),
+            begin(self._init.lower(self._init_key)),
+            begin(self._predict.lower(self.abstract_state, evaluated, normalisation)),
+        ]
         pool.shutdown(wait=False)
 
         def wait() -> float:
