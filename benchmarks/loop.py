@@ -40,7 +40,7 @@ def main() -> None:
     recipe = config.full_recipe
     spec = Spec(config.model, len(data.classes), data.preprocess.size, {})
     trainer = Trainer(spec.create(), recipe, data, make_mesh(None), recipe.batch_size, 0, accumulate=1, remat=False)
-    trainer.compile()
+    trainer.compile()()
     steps = len(data.train) // recipe.batch_size
     images = spread(trainer.mesh, recipe.batch_size, lambda part: data.train.images[: recipe.batch_size][part])
     labels = spread(trainer.mesh, recipe.batch_size, lambda part: data.train.labels[: recipe.batch_size][part])

@@ -52,9 +52,10 @@ def main() -> None:
     warnings.filterwarnings("ignore")
 
     side = next(sides(args.model, args.dtype, [args.side]))
-    run, program = getattr(side, args.job), side.programs[args.job]
+    run = getattr(side, args.job)
     for _ in range(3):
         run()
+    program = side.programs[args.job]
     with tempfile.TemporaryDirectory() as folder:
         with jax.profiler.trace(folder):
             for _ in range(STEPS):

@@ -189,10 +189,11 @@ def evaluate_images(
     batch_size, seconds, logits = min(batch_size, len(images.split)), 0.0, []
     for member in saved.members:
         predict = jax.jit(make_predict(member.model, member.preprocess, flip=flip))
-        variables = jax.device_put(member.variables)
-        predict(variables, images.split.images[:batch_size]).block_until_ready()  # excludes compilation from the timing
+        variables, normalisation = jax.device_put((member.variables, member.preprocess.normalisation))
+        call = partial(predict, variables, normalisation=normalisation)
+        call(images.split.images[:batch_size]).block_until_ready()  # excludes compilation from the timing
         start = time.monotonic()
-        logits.append(split_logits(partial(predict, variables), images.split, batch_size))
+        logits.append(split_logits(call, images.split, batch_size))
         seconds += time.monotonic() - start
     if flip:
         images = replace(images, notes=(*images.notes, FLIPPED))

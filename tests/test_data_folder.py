@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from smallvit.data import find_images, load_data
+from smallvit.data import find_images, load_data, scan_data
 from smallvit.data.listing import natural
 
 
@@ -150,6 +150,28 @@ def test_unreadable_files_are_skipped_and_named(tmp_path: Path, cache: Path, cap
         (folder / "c" / f"{i}.png").write_bytes(whole[: len(whole) // 2 + i])
     with pytest.raises(ValueError, match=r"fewer than 2 images: 'c' \(0\).*skipped 6 files"):
         load_data(folder, cache_dir=cache)
+
+
+def test_what_is_known_before_anything_is_decoded(tmp_path: Path, cache: Path):
+    folder = make(tmp_path / "pets", a=30, b=20)
+    torn = folder / "b" / "torn.png"
+    torn.write_bytes((folder / "a" / "0.png").read_bytes()[:-40])
+    blank, decode = scan_data(folder, cache_dir=cache)
+    assert not [*cache.iterdir()]
+    assert len(blank.train) + len(blank.val) + len(blank.test or ()) == 51
+    assert not blank.train.images.any()
+    assert (blank.preprocess.mean, blank.preprocess.std) == ((0, 0, 0), (1, 1, 1))
+    data = decode()
+    assert (data.classes, data.preprocess.size) == (blank.classes, blank.preprocess.size)
+    assert data.train.images.shape[1:] == blank.train.images.shape[1:]
+    assert data.train.images.any()
+    assert len(data.train) + len(data.val) + len(data.test or ()) == 50
+    assert data.names != blank.names
+    torn.unlink()
+    blank, decode = scan_data(folder, cache_dir=cache)
+    data = decode()
+    assert data.names == blank.names
+    np.testing.assert_array_equal(data.train.labels, blank.train.labels)
 
 
 def test_duplicates_are_named(tmp_path: Path, cache: Path):

@@ -145,7 +145,7 @@ def test_two_devices_train_as_one_does():
                 (devices, 1), AXES, axis_types=(jax.sharding.AxisType.Auto,) * 2, devices=jax.devices()[:devices]
             )
             trainer = Trainer(spec.create(), recipe, data, mesh, 16, 0, accumulate=2, remat=False)
-            trainer.compile()
+            trainer.compile()()
             state, losses = trainer.init(), []
             for step in range(4):
                 state, metrics = trainer.step(state, step, pace)

@@ -8,7 +8,7 @@ import pytest
 from PIL import Image
 
 from smallvit import create_model
-from smallvit.data import load_data
+from smallvit.data import scan_data
 from smallvit.layers import Classifier
 from smallvit.training import RunOptions, TrainConfig
 from smallvit.training.fitting import fitting_size
@@ -49,9 +49,10 @@ def test_the_data_follows_and_a_line_says_so(tmp_path: Path, capsys: pytest.Capt
         path.parent.mkdir(parents=True, exist_ok=True)
         Image.fromarray(np.full((47, 47, 3), i, np.uint8)).save(path)
     config = TrainConfig(str(tmp_path / "data"), model="sl_vit_tiny_data", run=RunOptions(runs=tmp_path / "runs"))
-    data = load_data(config.data, cache_dir=tmp_path / "cache")
-    assert data.preprocess.size == (47, 47)
-    config, data = _fit_size(config, data, Reporter(quiet=False))
+    scanned = scan_data(config.data, cache_dir=tmp_path / "cache")
+    assert scanned.blank.preprocess.size == (47, 47)
+    config, scanned = _fit_size(config, scanned, Reporter(quiet=False))
+    data = scanned.decode()
     assert config.image_size == data.preprocess.size == (48, 48)
     assert data.train.images.shape[1:] == (48, 48, 3)
     printed = " ".join(capsys.readouterr().out.split())

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from smallvit import kernels
 from smallvit.kernels import library, linear
 from smallvit.ops import multiply
-from smallvit.ops.attention import Mix, attend_mixed, attend_pure, split_joined
+from smallvit.ops.attention import HeadNorm, Mix, attend_mixed, attend_pure, split_joined
 
 needs_library = pytest.mark.skipif(kernels.status().instruction_set is None, reason=str(kernels.status()))
 SETS = [name for name in ("avx512", "avx2", "portable") if library.PATH.exists() and library.choose(name)]
@@ -198,25 +198,33 @@ def test_heads_side_by_side_are_the_same_attention(batch, heads, n, m, d, e, dty
     dtype=st.sampled_from(["float32", "bfloat16"]),
     masked=st.booleans(),
     mask_diagonal=st.booleans(),
+    before=st.booleans(),
+    normed=st.booleans(),
     seed=st.integers(0, 99),
 )
-def test_mixed_attention(images, windows, heads, n, m, d, e, dtype, masked, mask_diagonal, seed):
+def test_mixed_attention(images, windows, heads, n, m, d, e, dtype, masked, mask_diagonal, before, normed, seed):
     m = max(n, m) if mask_diagonal else m
     lead = (images, windows, heads)
     q, k, v = draw(seed, (*lead, n, d), (*lead, m, d), (*lead, m, e), dtype=dtype)
-    scale, *mixes = draw(seed + 1, (heads,), (heads, heads), (heads, heads), (heads,))
+    scale, *mixes = draw(seed + 1, *[(heads,)] * 4, *[(heads, heads)] * 2)
     scale, mixes = scale / d**0.5, [x / heads**0.5 for x in mixes]
+    epsilon = 0.01  # with a small one, rounding errors count where heads are nearly alike
     allowed = np.random.default_rng(seed).random((windows, 1, n, m)) < 0.6 if masked else None
     if allowed is not None:
         allowed[..., 0] |= ~allowed.any(-1)
     assert kernels.mixes(*map(tokens, (q, k, v)), heads, allowed)
 
-    def ours(q, k, v, scale, *mixes):
-        return kernels.attend_mixed(*map(tokens, (q, k, v)), scale, *mixes, allowed, mask_diagonal=mask_diagonal)
+    def ours(q, k, v, scale, bias, norm_scale, norm_bias, pre, post):
+        norm = (norm_scale, norm_bias, epsilon) if normed else None
+        mixes = (pre if before else None, post, bias)
+        qkv = map(tokens, (q, k, v))
+        return kernels.attend_mixed(*qkv, scale, *mixes, allowed, norm, mask_diagonal=mask_diagonal)
 
-    def theirs(q, k, v, scale, pre, post, bias):
+    def theirs(q, k, v, scale, bias, norm_scale, norm_bias, pre, post):
         with kernels.disabled():
-            mixes = Mix(pre, jnp.arange(heads)), Mix(post, bias)  # the first bias changes nothing
+            norm = HeadNorm(norm_scale, norm_bias, epsilon) if normed else None
+            first = Mix(pre, jnp.arange(heads)) if before else None  # its bias changes nothing
+            mixes = first, Mix(post, bias, norm)
             q, k, v = (tokens(x).astype(jnp.float32) for x in (q, k, v))
             out = attend_mixed(q, k, v, scale, *mixes, allowed, heads=heads, mask_diagonal=mask_diagonal)
             return out.astype(dtype)

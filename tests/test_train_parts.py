@@ -201,8 +201,9 @@ class Small:
 
     def run(self, steps: int, rate: float = 1.0, decay: float = 0.0, ema: float = 0.9):
         state, losses, pace = self.state, [], Pace(np.float32(rate), np.float32(decay), np.float32(ema))
+        batch = self.images, self.labels, jax.random.key(1), pace, PREPROCESS.normalisation
         for _ in range(steps):
-            state, metrics = self.step(state, self.images, self.labels, jax.random.key(1), pace)
+            state, metrics = self.step(state, *batch)
             losses.append(float(metrics.loss))
         return state, losses, metrics
 
@@ -283,6 +284,31 @@ def test_statistics_of_a_young_model_belong_to_its_weights():
 def labelled(labels: np.ndarray) -> Dataset:
     split = Split(np.zeros((len(labels), 8, 8, 3), np.uint8), labels.astype(np.int32), [""] * len(labels))
     return Dataset("made up", ("a", "b", "c"), split, split, None, PREPROCESS, ())
+
+
+@pytest.mark.usefixtures("as_a_user")
+def test_programs_are_for_any_images_of_the_same_shape():
+    """So that they can be compiled before the images are decoded, and kept for other data."""
+    model = create_model("vit_tiny_data", num_classes=3, image_size=8, **FIELDS)
+    blank = labelled(np.arange(48) % 3)
+    trainer = Trainer(model, replace(PLAIN, batch_size=16), blank, make_mesh(None), 16, 0, accumulate=1, remat=False)
+    images = np.random.default_rng(0).integers(0, 256, (48, 8, 8, 3), np.uint8)
+    train = replace(blank.train, images=images)
+    dark, bright = (
+        replace(blank, train=train, val=train, preprocess=replace(PREPROCESS, mean=(mean,) * 3)) for mean in (0.1, 0.9)
+    )
+    states = []
+    for data in (dark, bright):
+        assert trainer.takes(data)
+        trainer.data = data
+        state, _ = trainer.step(trainer.init(), 0, Pace(np.float32(1), np.float32(0), np.float32(0)))
+        states.append((state, trainer.evaluate(state, data.val).loss))
+    assert trainer._step._cache_size() == trainer._predict._cache_size() == 1
+    assert states[0][1] != states[1][1]
+    fewer = labelled(np.arange(47) % 3)
+    assert not trainer.takes(fewer)  # to evaluate; there are enough to train on
+    assert trainer.takes(replace(fewer, val=blank.val))
+    assert not trainer.takes(replace(labelled(np.arange(15) % 3), val=blank.val))
 
 
 def test_balance_needs_images_of_every_class():
@@ -392,12 +418,15 @@ def test_a_model_folder_says_all_that_is_needed(tmp_path: Path):
     variables = jax.jit(model.init)(jax.random.key(0), jnp.zeros((1, 8, 8, 3)))
     save_model(tmp_path / "run/model", spec, variables, ("a", "b", "c"), PREPROCESS)
     images = np.random.default_rng(0).integers(0, 255, (2, 8, 8, 3)).astype(np.uint8)
-    expected = jax.jit(make_predict(model, PREPROCESS))(variables, images)
+    expected = jax.jit(make_predict(model, PREPROCESS))(variables, images, PREPROCESS.normalisation)
     for folder in (tmp_path / "run", tmp_path / "run/model"):
         saved = from_pretrained(folder)
         assert (saved.classes, saved.preprocess, saved.spec) == (("a", "b", "c"), PREPROCESS, spec)
         np.testing.assert_array_equal(
-            jax.jit(make_predict(saved.model, saved.preprocess))(saved.variables, images), expected
+            jax.jit(make_predict(saved.model, saved.preprocess))(
+                saved.variables, images, saved.preprocess.normalisation
+            ),
+            expected,
         )
 
     weights = tmp_path / "run/model/model.safetensors"

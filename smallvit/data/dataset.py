@@ -1,9 +1,9 @@
 """The common form of every source: images, labels and class names in three splits, and the preprocessing."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
-from typing import Any, Literal, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 from jaxtyping import Array, Float32, Int32, Shaped, UInt
@@ -21,6 +21,13 @@ class Split:
 
     def __len__(self) -> int:
         return len(self.labels)
+
+
+class Normalisation(NamedTuple):
+    """Mean and std per channel, of pixels in [0, 1]; an argument of compiled programs, not a constant in them."""
+
+    mean: Float32[Array, " c"] | Float32[np.ndarray, " c"]
+    std: Float32[Array, " c"] | Float32[np.ndarray, " c"]
 
 
 @dataclass(frozen=True)
@@ -48,11 +55,17 @@ class Preprocess:
         """Whether colour augmentations for photographs apply to these images."""
         return self.depth == 8 and self.channels in (1, 3)
 
-    def normalise(self, images: Shaped[Array | np.ndarray, "*b H W c"]) -> Float32[Array | np.ndarray, "*b H W c"]:
+    @property
+    def normalisation(self) -> Normalisation:
+        return Normalisation(np.asarray(self.mean, np.float32), np.asarray(self.std, np.float32))
+
+    def normalise(
+        self, images: Shaped[Array | np.ndarray, "*b H W c"], by: Normalisation | None = None
+    ) -> Float32[Array | np.ndarray, "*b H W c"]:
+        """Scales pixels to [0, 1] and normalises them, with its own mean and std or with those given in `by`."""
         # With the rank of the images: jax may be configured to refuse rank promotion.
         shape = (1,) * (images.ndim - 1) + (self.channels,)
-        mean = np.asarray(self.mean, np.float32).reshape(shape)
-        std = np.asarray(self.std, np.float32).reshape(shape)
+        mean, std = (each.reshape(shape) for each in by or self.normalisation)
         return (images.astype(np.float32) / self.top - mean) / std
 
     def to_json(self) -> dict[str, Any]:
@@ -106,6 +119,12 @@ class Dataset:
     def photographic(self) -> bool:
         return self.preprocess.photographic
 
+    @property
+    def names(self) -> list[Sequence[str]]:
+        """The image names of each split."""
+        splits = self.train, self.val, self.test, self.given_test
+        return [() if split is None else split.names for split in splits]
+
     def with_validation_in_training(self) -> "Dataset":
         if self.test is None:
             raise ValueError(
@@ -137,3 +156,15 @@ class Dataset:
                 for part, split in parts.items()
             }
         return replace(self, preprocess=preprocess, **parts)
+
+
+class Scanned(NamedTuple):
+    """A data set whose images are not decoded yet, and the function that decodes them.
+
+    `blank` has the number and shape of the images, the classes and the labels: enough to choose a model and to compile
+    it while the images are decoded. Its images are zeros, with mean 0 and std 1. Files that turn out to be broken are
+    missing from the decoded data set.
+    """
+
+    blank: Dataset
+    decode: Callable[[], Dataset]

@@ -15,7 +15,7 @@ import numpy as np
 from jaxtyping import UInt
 
 from smallvit.data.cache import decoded
-from smallvit.data.dataset import Dataset, Fit, Preprocess, Split
+from smallvit.data.dataset import Dataset, Fit, Preprocess, Scanned, Split
 from smallvit.data.decoding import header
 from smallvit.data.listing import LAYOUT, count, list_images, list_to_test, natural, some
 from smallvit.data.near import near_notes
@@ -44,7 +44,7 @@ class Found(NamedTuple):
     frames: int
 
 
-def load_folder(
+def scan_folder(
     folder: Path,
     *,
     image_size: tuple[int, int] | None,
@@ -54,59 +54,61 @@ def load_folder(
     labels: Path | None = None,
     group: str | None = None,
     fold: Fold | None = None,
-) -> Dataset:
+) -> Scanned:
     classes, files, grouped_by, notes = list_images(folder, labels, group)
     numbers = {name: number for number, name in enumerate(classes)}
     part_of = {"train": "train", "val": "val" if fold is None else "train", "test": "test"}
     listed = [Listed(file.path, part_of[file.part], numbers[file.name], file.group) for file in files]
     scanned = in_threads(_scan, listed, f"reading {len(listed):,} files")
-    found = [entry for entry in scanned if isinstance(entry, Found)]
-    unreadable = [entry for entry in scanned if isinstance(entry, str)]
 
-    while True:
+    def load(found: list[Found], unreadable: list[str], *, blank: bool) -> Dataset:
         _check(folder, classes, found, unreadable)
         channels, depth, kind = _kind(found)
         size = image_size or choose_size((f.size for f in found), np.array([min(f.size) for f in found]))
         parts, how = _split(found, classes, seed, grouped_by, fold)
         rows = [entry for part in parts.values() for entry in part]
-        images = _decoded(rows, size, channels, depth, fit, cache_dir)
-        if not isinstance(images, dict):
-            break
-        # The header is valid, but the rest is broken. Split again without it.
-        unreadable += images.values()
-        broken = {rows[row].path for row in images}
-        found = [entry for entry in found if entry.path not in broken]
+        shape, dtype = (len(rows), *size, channels), np.uint8 if depth == 8 else np.uint16
+        images = np.broadcast_to(dtype(0), shape) if blank else _decoded(rows, size, channels, depth, fit, cache_dir)
+        if isinstance(images, dict):
+            # The header is valid, but the rest is broken. Split again without it.
+            broken = {rows[row].path for row in images}
+            sound = [entry for entry in found if entry.path not in broken]
+            return load(sound, [*unreadable, *images.values()], blank=False)
 
-    splits, start = {}, 0
-    for part, entries in parts.items():
-        splits[part] = Split(
-            images[start : start + len(entries)],
-            np.array([entry.label for entry in entries], np.int32),
-            [_name(folder, entry) for entry in entries],
+        splits, start = {}, 0
+        for part, entries in parts.items():
+            splits[part] = Split(
+                images[start : start + len(entries)],
+                np.array([entry.label for entry in entries], np.int32),
+                [_name(folder, entry) for entry in entries],
+            )
+            start += len(entries)
+        mean, std = ((0.0,) * channels, (1.0,) * channels) if blank else mean_and_std(splits["train"].images)
+        lines = [
+            _summary(classes, found),
+            how,
+            *kind,
+            *notes,
+            *_unreadable_note(folder, unreadable),
+            *_missing_classes(classes, parts),
+            *_duplicates(folder, parts),
+            *_shared_groups(grouped_by, parts),
+            *([] if blank else near_notes(splits, known=_equal_rows(parts))),
+        ]
+        return Dataset(
+            folder.resolve().name,
+            tuple(classes),
+            splits["train"],
+            splits["val"],
+            splits.get("test"),
+            Preprocess(size, channels, fit, mean, std, depth),
+            tuple(lines),
+            given_test=splits.get(GIVEN_TEST),
         )
-        start += len(entries)
-    mean, std = mean_and_std(splits["train"].images)
-    notes = [
-        _summary(classes, found),
-        how,
-        *kind,
-        *notes,
-        *_unreadable_note(folder, unreadable),
-        *_missing_classes(classes, parts),
-        *_duplicates(folder, parts),
-        *_shared_groups(grouped_by, parts),
-        *near_notes(splits, known=_equal_rows(parts)),
-    ]
-    return Dataset(
-        folder.resolve().name,
-        tuple(classes),
-        splits["train"],
-        splits["val"],
-        splits.get("test"),
-        Preprocess(size, channels, fit, mean, std, depth),
-        tuple(notes),
-        given_test=splits.get(GIVEN_TEST),
-    )
+
+    found = [entry for entry in scanned if isinstance(entry, Found)]
+    unreadable = [entry for entry in scanned if isinstance(entry, str)]
+    return Scanned(load(found, unreadable, blank=True), partial(load, found, unreadable, blank=False))
 
 
 def load_test_folder(

@@ -6,9 +6,9 @@ from typing import Literal, get_args
 from smallvit.common.files import user_cache
 from smallvit.common.words import did_you_mean
 from smallvit.data.arrays import load_npz
-from smallvit.data.dataset import Dataset, Fit
+from smallvit.data.dataset import Dataset, Fit, Scanned
 from smallvit.data.embedded import NAME, load_embedded
-from smallvit.data.folder import load_folder
+from smallvit.data.folder import scan_folder
 from smallvit.data.known import KNOWN, load_known
 from smallvit.data.splits import Fold, check_fold
 
@@ -45,6 +45,35 @@ def load_data(
             test split, and the validation images are taken from the other folds. The source's test split becomes
             `given_test`.
     """
+    return scan_data(
+        source,
+        image_size=image_size,
+        fit=fit,
+        seed=seed,
+        data_dir=data_dir,
+        cache_dir=cache_dir,
+        labels=labels,
+        group=group,
+        fold=fold,
+    ).decode()
+
+
+def scan_data(
+    source: str | Path | None = None,
+    *,
+    image_size: int | tuple[int, int] | None = None,
+    fit: Fit = "crop",
+    seed: int = 0,
+    data_dir: str | Path | None = None,
+    cache_dir: str | Path | None = None,
+    labels: str | Path | None = None,
+    group: str | None = None,
+    fold: Fold | None = None,
+) -> Scanned:
+    """Does the first half of `load_data`: lists the files and reads their headers; `decode` does the second half.
+
+    Sources other than a folder are loaded at once.
+    """
     size = (image_size, image_size) if isinstance(image_size, int) else image_size
     if size is not None and min(size) < 1:
         raise ValueError(f"image_size={image_size} must be at least 1")
@@ -57,21 +86,22 @@ def load_data(
     kind, path = find_source(source)
     if kind != "folder" and (labels is not None or group is not None):
         raise ValueError(f"a table of labels and groups needs a folder of images: {path} has its own labels")
+    if kind == "folder":
+        table = None if labels is None else Path(labels).expanduser()
+        return scan_folder(
+            path, image_size=size, fit=fit, seed=seed, cache_dir=cache, labels=table, group=group, fold=fold
+        )
     match kind, path:
         case "embedded", _:
-            return load_embedded(image_size=size, fit=fit, seed=seed, fold=fold)
+            data = load_embedded(image_size=size, fit=fit, seed=seed, fold=fold)
         case "known", name:
             folder = Path(data_dir).expanduser() if data_dir is not None else user_cache() / "data"
-            return load_known(
+            data = load_known(
                 str(name), image_size=size, fit=fit, seed=seed, data_dir=folder, cache_dir=cache, fold=fold
             )
-        case "folder", path:
-            table = None if labels is None else Path(labels).expanduser()
-            return load_folder(
-                path, image_size=size, fit=fit, seed=seed, cache_dir=cache, labels=table, group=group, fold=fold
-            )
         case _, path:
-            return load_npz(path, image_size=size, fit=fit, seed=seed, fold=fold)
+            data = load_npz(path, image_size=size, fit=fit, seed=seed, fold=fold)
+    return Scanned(data, lambda: data)
 
 
 def find_source(source: str | Path | None) -> tuple[Literal["embedded", "known", "folder", "npz"], Path]:

@@ -128,13 +128,13 @@ def convert(saved: Saved, format: Format, opset: int | None = None) -> bytes:
     for package in EXTRAS.get(format, ()):
         need(package, f"export to {format}")
     predict = make_predict(saved.model.clone(dtype=jnp.float32), saved.preprocess)
-    variables = jax.tree.map(jnp.asarray, saved.variables)
+    variables, normalisation = jax.tree.map(jnp.asarray, saved.variables), saved.preprocess.normalisation
     shape = (3, *saved.preprocess.size, saved.preprocess.channels)
     images = np.random.default_rng(0).integers(0, saved.preprocess.top + 1, shape).astype(saved.preprocess.dtype)
-    expected = np.asarray(jax.jit(predict)(variables, images))
+    expected = np.asarray(jax.jit(predict)(variables, images, normalisation))
     try:
         with kernels.disabled(), plain_convolutions():  # the file is for other machines
-            content = make(saved, lambda images: predict(variables, images))
+            content = make(saved, lambda images: predict(variables, images, normalisation))
         call = read(saved, content)
         results = [call(images[:number]) for number in (1, 3)]
     except Exception as error:  # converters and runtimes raise any kind of exception
@@ -155,7 +155,7 @@ def _safetensors(saved: Saved, predict: Callable[[Array], Array]) -> bytes:
 def _read_safetensors(saved: Saved, content: bytes) -> Call:
     variables = nested(safetensors.load(content))
     predict = jax.jit(make_predict(saved.model.clone(dtype=jnp.float32), saved.preprocess))
-    return lambda images: np.asarray(predict(variables, images))
+    return lambda images: np.asarray(predict(variables, images, saved.preprocess.normalisation))
 
 
 def _stablehlo(saved: Saved, predict: Callable[[Array], Array]) -> bytes:

@@ -617,6 +617,61 @@ void spread(const float* bias, int64_t heads, float* to) {
   for (int64_t i = 0; i < heads * WIDE; i++) to[i] = bias[i / WIDE];
 }
 
+// Of some positions, over the heads.
+struct OverHeads {
+  V mean, inverse;  // 1 / the standard deviation
+};
+
+INLINE OverHeads over_heads(int64_t heads, int64_t stride, const float* x, float epsilon) {
+  V total = {}, squares = {};
+  for (int64_t h = 0; h < heads; h++) total += load(x + h * stride);
+  const V mean = total * (1.0f / heads);
+  for (int64_t h = 0; h < heads; h++) {
+    const V y = load(x + h * stride) - mean;
+    squares += y * y;
+  }
+  V deviation = squares * (1.0f / heads) + epsilon;
+  for (int i = 0; i < LANES; i++) deviation[i] = sqrtf(deviation[i]);
+  return {mean, 1.0f / deviation};
+}
+
+void norm_heads(const Mixed& task, int64_t size, int64_t stride, const float* x, float* y) {
+  for (int64_t j = 0; j < size; j += LANES) {
+    const OverHeads at = over_heads(task.heads, stride, x + j, task.epsilon);
+    for (int64_t i = j, h = 0; h < task.heads; h++, i += stride)
+      store(y + i, (load(x + i) - at.mean) * at.inverse * task.norm_scale[h] + task.norm_bias[h]);
+  }
+}
+
+// As in norm_backward; dy becomes dx. `sums` has room for two vectors a head.
+void norm_heads_backward(const Mixed& task, int64_t size, int64_t stride, const float* x, float* dy, float* sums,
+                         float* dscale, float* dbias) {
+  const int64_t heads = task.heads;
+  memset(sums, 0, sizeof(float) * 2 * heads * LANES);
+  for (int64_t j = 0; j < size; j += LANES) {
+    const OverHeads at = over_heads(heads, stride, x + j, task.epsilon);
+    V g_mean = {}, gy_mean = {};
+    for (int64_t i = j, h = 0; h < heads; h++, i += stride) {
+      const V y = (load(x + i) - at.mean) * at.inverse, dout = load(dy + i), g = dout * task.norm_scale[h];
+      float* own = sums + 2 * h * LANES;
+      store(own, load(own) + dout * y);
+      store(own + LANES, load(own + LANES) + dout);
+      g_mean += g;
+      gy_mean += g * y;
+    }
+    g_mean *= 1.0f / heads;
+    gy_mean *= 1.0f / heads;
+    for (int64_t i = j, h = 0; h < heads; h++, i += stride) {
+      const V y = (load(x + i) - at.mean) * at.inverse, g = load(dy + i) * task.norm_scale[h];
+      store(dy + i, (g - g_mean - y * gy_mean) * at.inverse);
+    }
+  }
+  for (int64_t h = 0; h < heads; h++) {
+    dscale[h] += sum(load(sums + 2 * h * LANES));
+    dbias[h] += sum(load(sums + (2 * h + 1) * LANES));
+  }
+}
+
 int64_t mixed_forward_scratch(const Mixed& task) {
   const int64_t m = padded(task.m), d = padded(task.d), e = padded(task.e), tile = mixed_rows(task);
   return task.m * d + task.heads * (task.m * e + task.d * m + 2 * tile * m + WIDE) + tile * (d + e);
@@ -636,6 +691,7 @@ void mixed_forward(const Mixed& task, int64_t b, int64_t from, int64_t to, float
   float* post_bias = p + heads * stride;
   float* q = post_bias + heads * WIDE;
   float* out = q + tile * d_width;
+  float* logits = task.pre ? x : p;
 
   spread(task.post_bias, heads, post_bias);
   for (int64_t h = 0; h < heads; h++) {
@@ -647,9 +703,10 @@ void mixed_forward(const Mixed& task, int64_t b, int64_t from, int64_t to, float
     const int64_t rows = to - start < tile ? to - start : tile, size = rows * m_width;
     for (int64_t h = 0; h < heads; h++) {
       pack(at<const T>(task.q, b, h, start), task.q.row, rows, d, task.scale[h], q);
-      product<false, false>(rows, m_width, d, q, d_width, k_turned + h * d * m_width, m_width, x + h * stride, m_width);
+      product<false, false>(rows, m_width, d, q, d_width, k_turned + h * d * m_width, m_width, logits + h * stride,
+                            m_width);
     }
-    mix(heads, size, stride, task.pre, 1, heads, nullptr, x, p);
+    if (task.pre) mix(heads, size, stride, task.pre, 1, heads, nullptr, x, p);
     for (int64_t h = 0; h < heads; h++) {
       hide(task, b, start, rows, p + h * stride);
       float* lse = task.lse + (b * heads + h) * n + start;
@@ -669,6 +726,7 @@ void mixed_forward(const Mixed& task, int64_t b, int64_t from, int64_t to, float
       }
     }
     mix(heads, size, stride, task.post, 1, heads, post_bias, p, x);
+    if (task.norm_scale) norm_heads(task, size, stride, x, x);
     for (int64_t h = 0; h < heads; h++) {
       product<false, false>(rows, e_width, m, x + h * stride, m_width, v + h * m * e_width, e_width, out, e_width);
       unpack(out, rows, e, 1.0f, at<T>(task.out, b, h, start), task.out.row);
@@ -678,12 +736,12 @@ void mixed_forward(const Mixed& task, int64_t b, int64_t from, int64_t to, float
 
 int64_t mixed_backward_scratch(const Mixed& task) {
   const int64_t m = padded(task.m), d = padded(task.d), e = padded(task.e), tile = mixed_rows(task);
-  const int64_t head = task.m * 2 * (d + e) + (task.d + task.e) * m + tile * (d + e + 4 * m) + WIDE;
+  const int64_t head = task.m * 2 * (d + e) + (task.d + task.e) * m + tile * (d + e + 5 * m) + WIDE + 2 * LANES;
   return task.heads * head + tile * d;
 }
 
 // With x the logits, y = pre(x), p = softmax(y), w = post(p) and out = w v: dv = w' dout, dw = dout v', dp = dw through
-// post's transpose, dy = p * (dp - sum(p * dp)), dx = dy through pre's transpose; then as without a mix.
+// post's transpose (and through the norm before, if there is one), dy = p * (dp - sum(p * dp)), dx = dy through pre's transpose; then as without a mix.
 template <class T>
 void mixed_backward(const Mixed& task, int64_t b, float* scratch) {
   const int64_t heads = task.heads, n = task.n, m = task.m, d = task.d, e = task.e;
@@ -701,13 +759,19 @@ void mixed_backward(const Mixed& task, int64_t b, float* scratch) {
   float* p = x + heads * stride;
   float* w = p + heads * stride;  // w, then dp, then dy
   float* dw = w + heads * stride;  // dw, then dx
-  float* post_bias = dw + heads * stride;
-  float* dq = post_bias + heads * WIDE;
+  float* normed = dw + heads * stride;
+  float* post_bias = normed + heads * stride;
+  float* sums = post_bias + heads * WIDE;
+  float* dq = sums + heads * 2 * LANES;
+  float* logits = task.pre ? x : p;
 
   float *dpre = task.dpre + b * heads * heads, *dpost = task.dpost + b * heads * heads;
   float *dpost_bias = task.dpost_bias + b * heads, *dscale = task.dscale + b * heads;
-  for (int64_t i = 0; i < heads * heads; i++) dpre[i] = dpost[i] = 0;
+  float *dnorm_scale = task.dnorm_scale + b * heads, *dnorm_bias = task.dnorm_bias + b * heads;  // with a norm only
+  for (int64_t i = 0; i < heads * heads; i++) dpost[i] = 0;
+  for (int64_t i = 0; task.pre && i < heads * heads; i++) dpre[i] = 0;
   for (int64_t h = 0; h < heads; h++) dpost_bias[h] = dscale[h] = 0;
+  for (int64_t h = 0; task.norm_scale && h < heads; h++) dnorm_scale[h] = dnorm_bias[h] = 0;
   memset(dk, 0, sizeof(float) * heads * (k_size + v_size));
   spread(task.post_bias, heads, post_bias);
   for (int64_t h = 0; h < heads; h++) {
@@ -722,12 +786,12 @@ void mixed_backward(const Mixed& task, int64_t b, float* scratch) {
       float *own_q = q + h * tile * d_width, *own_dout = dout + h * tile * e_width;
       pack(at<const T>(task.q, b, h, start), task.q.row, rows, d, task.scale[h], own_q);
       pack(at<const T>(task.dout, b, h, start), task.dout.row, rows, e, 1.0f, own_dout);
-      product<false, false>(rows, m_width, d, own_q, d_width, k_turned + h * d * m_width, m_width, x + h * stride,
+      product<false, false>(rows, m_width, d, own_q, d_width, k_turned + h * d * m_width, m_width, logits + h * stride,
                             m_width);
       product<false, false>(rows, m_width, e, own_dout, e_width, v_turned + h * e * m_width, m_width, dw + h * stride,
                             m_width);
     }
-    mix(heads, size, stride, task.pre, 1, heads, nullptr, x, p);
+    if (task.pre) mix(heads, size, stride, task.pre, 1, heads, nullptr, x, p);
     for (int64_t h = 0; h < heads; h++) {
       hide(task, b, start, rows, p + h * stride);
       const float* lse = task.lse + (b * heads + h) * n + start;
@@ -737,9 +801,12 @@ void mixed_backward(const Mixed& task, int64_t b, float* scratch) {
       }
     }
     mix(heads, size, stride, task.post, 1, heads, post_bias, p, w);
+    if (task.norm_scale) norm_heads(task, size, stride, w, normed);
+    const float* read = task.norm_scale ? normed : w;
     for (int64_t h = 0; h < heads; h++)
-      product<true, true>(m, e_width, rows, w + h * stride, m_width, dout + h * tile * e_width, e_width,
+      product<true, true>(m, e_width, rows, read + h * stride, m_width, dout + h * tile * e_width, e_width,
                           dv + h * v_size, e_width);
+    if (task.norm_scale) norm_heads_backward(task, size, stride, w, dw, sums, dnorm_scale, dnorm_bias);
     mix_gradient(heads, size, stride, p, dw, dpost);
     for (int64_t h = 0; h < heads; h++)
       dpost_bias[h] += sum(add_up(size, [&](int64_t j, auto) INLINE_LAMBDA { return load(dw + h * stride + j); }));
@@ -752,11 +819,13 @@ void mixed_backward(const Mixed& task, int64_t b, float* scratch) {
             sum(add_up(m_width, [&](int64_t j, auto) INLINE_LAMBDA { return load(row + j) * load(drow + j); }));
         for (int64_t j = 0; j < m_width; j += LANES) store(drow + j, load(row + j) * (load(drow + j) - mean));
       }
-    mix_gradient(heads, size, stride, x, w, dpre);
-    mix(heads, size, stride, task.pre, heads, 1, nullptr, w, dw);
+    if (task.pre) {
+      mix_gradient(heads, size, stride, x, w, dpre);
+      mix(heads, size, stride, task.pre, heads, 1, nullptr, w, dw);
+    }
     for (int64_t h = 0; h < heads; h++) {
       float* own_q = q + h * tile * d_width;
-      const float* dx = dw + h * stride;
+      const float* dx = (task.pre ? dw : w) + h * stride;
       product<true, true>(m, d_width, rows, dx, m_width, own_q, d_width, dk + h * k_size, d_width);
       product<false, false>(rows, d_width, m, dx, m_width, k + h * k_size, d_width, dq, d_width);
       unpack(dq, rows, d, task.scale[h], at<T>(task.dq, b, h, start), task.dq.row);

@@ -25,12 +25,16 @@ struct Attention {
 };
 
 // Attention whose heads talk: map g of the logits becomes the sum over h of pre[h][g] times map h; behind the softmax
-// likewise with `post`, plus post_bias[g]. The mask is for the mixed logits. There is no other bias.
+// likewise with `post`, plus post_bias[g]. The mask is for the mixed logits. There is no other bias. With a norm, each
+// position of the maps is then normalised over the heads, times norm_scale[g], plus norm_bias[g].
 struct Mixed : Attention {
-  const float *pre = nullptr, *post = nullptr;  // (heads, heads)
+  const float *pre = nullptr, *post = nullptr;  // (heads, heads); `pre` may be null
   const float* post_bias = nullptr;             // (heads)
-  float *dpre = nullptr, *dpost = nullptr;      // (batch, heads, heads)
-  float* dpost_bias = nullptr;                  // (batch, heads)
+  const float *norm_scale = nullptr, *norm_bias = nullptr;  // (heads), or null
+  float epsilon = 0;                                        // of the norm
+  float *dpre = nullptr, *dpost = nullptr;                  // (batch, heads, heads)
+  float* dpost_bias = nullptr;                              // (batch, heads)
+  float *dnorm_scale = nullptr, *dnorm_bias = nullptr;      // (batch, heads), or null
 };
 
 struct LayerNorm {

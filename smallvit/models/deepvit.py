@@ -6,12 +6,11 @@ After the softmax, each head's map becomes a learned mix of all heads' maps, nor
 from functools import partial
 
 import flax.linen as nn
-import jax.numpy as jnp
-from jaxtyping import Array, Float
 
-from smallvit.layers import Attend, Factory, HeadMix, LayerNorm
+from smallvit.layers import Attend, Factory, HeadMix
 from smallvit.models.vit import ViT
 from smallvit.ops import patch_of
+from smallvit.ops.attention import HeadNorm, Mix
 from smallvit.registry import register
 
 
@@ -20,14 +19,20 @@ class DeepViT(ViT, kw_only=True):
         return partial(Attend, lsa=self.lsa, post=ReAttention)
 
 
-class ReAttention(nn.Module):
+class ReAttention(HeadMix):
     """Norm(mix(maps)). The paper does not specify the norm; a LayerNorm over the heads keeps images independent."""
 
     @nn.compact
-    def __call__(self, maps: Float[Array, "*lead h n m"]) -> Float[Array, "*lead h n m"]:
-        maps = HeadMix(use_bias=False, name="mix")(maps)
-        norm = LayerNorm(epsilon=1e-5, dtype=maps.dtype, name="norm")
-        return jnp.moveaxis(norm(jnp.moveaxis(maps, -3, -1)), -1, -3)
+    def weights(self, heads: int) -> Mix:
+        mix = HeadMix(use_bias=False, name="mix").weights(heads)
+        return mix._replace(norm=NormOverHeads(name="norm")(heads))
+
+
+class NormOverHeads(nn.Module):
+    @nn.compact
+    def __call__(self, heads: int) -> HeadNorm:
+        scale = self.param("scale", nn.initializers.ones, (heads,))
+        return HeadNorm(scale, self.param("bias", nn.initializers.zeros, (heads,)), epsilon=1e-5)
 
 
 register(

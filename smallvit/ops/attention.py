@@ -57,11 +57,20 @@ def attend(
     )
 
 
+class HeadNorm(NamedTuple):
+    """A LayerNorm over the heads, at each position of their maps."""
+
+    scale: Float[Array, " h"]
+    bias: Float[Array, " h"]
+    epsilon: float
+
+
 class Mix(NamedTuple):
-    """What makes one head's map out of all heads' maps: weights, from head to head, and a bias."""
+    """What makes one head's map out of all heads' maps: weights, from head to head, a bias, and a norm behind them."""
 
     kernel: Float[Array, "h h"]
     bias: Float[Array, " h"] | None = None
+    norm: HeadNorm | None = None
 
 
 def mix_heads(maps: Float[Array, "*lead h n m"], mix: Mix) -> Float[Array, "*lead h n m"]:
@@ -70,7 +79,16 @@ def mix_heads(maps: Float[Array, "*lead h n m"], mix: Mix) -> Float[Array, "*lea
     flat = maps.reshape(-1, heads, maps.shape[-2] * maps.shape[-1])
     each = jnp.broadcast_to(kernel[None], (flat.shape[0], heads, heads))
     maps = jnp.einsum("bhg,bhx->bgx", each, flat).reshape(maps.shape)
-    return maps if mix.bias is None else maps + align(mix.bias[:, None, None], maps).astype(maps.dtype)
+    maps = maps if mix.bias is None else maps + align(mix.bias[:, None, None], maps).astype(maps.dtype)
+    return maps if mix.norm is None else norm_heads(maps, mix.norm)
+
+
+def norm_heads(maps: Float[Array, "*lead h n m"], norm: HeadNorm) -> Float[Array, "*lead h n m"]:
+    x = maps.astype(at_least_float32(maps.dtype))
+    scale, bias = (align(each[:, None, None], x).astype(x.dtype) for each in norm[:2])
+    centred = x - x.mean(-3, keepdims=True)
+    deviation = jnp.sqrt(jnp.square(centred).mean(-3, keepdims=True) + norm.epsilon)
+    return (centred / deviation * scale + bias).astype(maps.dtype)
 
 
 def attend_mixed(
@@ -86,11 +104,11 @@ def attend_mixed(
     mask_diagonal: bool = False,
 ) -> Float[Array, "*lead n e"]:
     """`attend` with the heads' logits mixed by `pre` and their softmax by `post`; masks are for the mixed logits."""
-    if kernels.mixes(q, k, v, heads, allowed):
+    if kernels.mixes(q, k, v, heads, allowed) and (pre is None or pre.norm is None):
         # A softmax does not see a constant, so that the first bias has no effect, and no gradient but rounding errors.
-        mixes = (_weights(pre, heads), _weights(post, heads), _bias(post, heads))
-        scales = jnp.broadcast_to(scale, (heads,))
-        return kernels.attend_mixed(q, k, v, scales, *mixes, allowed, mask_diagonal=mask_diagonal)
+        mixes = (None if pre is None else pre.kernel, *_whole(post, heads))
+        scales, norm = jnp.broadcast_to(scale, (heads,)), None if post is None else post.norm
+        return kernels.attend_mixed(q, k, v, scales, *mixes, allowed, norm, mask_diagonal=mask_diagonal)
     q, k, v = split_heads(q, k, v, heads)
     keep = keep_mask(q, k, allowed, mask_diagonal=mask_diagonal)
     logits = attention_logits(scale_queries(q, scale), k, None, None)
@@ -100,12 +118,10 @@ def attend_mixed(
     return merge_heads(jnp.einsum("...nm,...me->...ne", weights.astype(v.dtype), v))
 
 
-def _weights(mix: Mix | None, heads: int) -> Array:
-    return jnp.eye(heads) if mix is None else mix.kernel
-
-
-def _bias(mix: Mix | None, heads: int) -> Array:
-    return jnp.zeros(heads) if mix is None or mix.bias is None else mix.bias
+def _whole(mix: Mix | None, heads: int) -> tuple[Array, Array]:
+    """Weights and bias, whatever is left out."""
+    kernel = jnp.eye(heads) if mix is None else mix.kernel
+    return kernel, jnp.zeros(heads) if mix is None or mix.bias is None else mix.bias
 
 
 def split_joined(q: Array, k: Array | None, heads: int, values: int) -> tuple[Array, Array, Array]:

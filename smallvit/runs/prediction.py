@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, PyTree, UInt
 
-from smallvit.data import Preprocess, find_images
+from smallvit.data import Normalisation, Preprocess, find_images
 from smallvit.data.decoding import FORMATS, Source, decode
 from smallvit.layers import Classifier
 from smallvit.runs.answers import Images, Prediction, Unreadable, answer, check_threshold
@@ -20,11 +20,11 @@ from smallvit.runs.scores import averaged, softmax
 
 def make_predict(
     model: Classifier, preprocess: Preprocess, *, flip: bool = False
-) -> Callable[[PyTree, UInt[Array, "b H W c"]], Float[Array, "b k"]]:
+) -> Callable[[PyTree, UInt[Array, "b H W c"], Normalisation], Float[Array, "b k"]]:
     """From images as they are read to logits; with `flip` their mean over each image and its mirror image."""
 
-    def predict(variables: PyTree, images: Array) -> Array:
-        x = jnp.asarray(preprocess.normalise(images), model.dtype)
+    def predict(variables: PyTree, images: Array, normalisation: Normalisation) -> Array:
+        x = jnp.asarray(preprocess.normalise(images, normalisation), model.dtype)
         logits = jnp.asarray(model.apply(variables, x), jnp.float32)
         return (logits + jnp.asarray(model.apply(variables, x[:, :, ::-1]), jnp.float32)) / 2 if flip else logits
 
@@ -45,6 +45,7 @@ class Predictor:
             (
                 jax.jit(make_predict(each.model, each.preprocess, flip=flip)),
                 each.variables,
+                each.preprocess.normalisation,
                 np.float32(each.temperature),
             )
             for each in self.saved.members
@@ -72,8 +73,8 @@ class Predictor:
         padded = np.zeros((size, *images.shape[1:]), images.dtype)
         padded[: len(images)] = images
         logits = [
-            np.asarray(predict(variables, padded))[: len(images)] / temperature
-            for predict, variables, temperature in self._predict
+            np.asarray(predict(variables, padded, normalisation))[: len(images)] / temperature
+            for predict, variables, normalisation, temperature in self._predict
         ]
         return averaged(logits) if len(logits) > 1 else logits[0]
 

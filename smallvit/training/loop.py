@@ -18,7 +18,7 @@ from smallvit.common.errors import Preempted, Stopped
 from smallvit.common.files import read_json, write_json
 from smallvit.common.output import lasting_output
 from smallvit.common.text import duration
-from smallvit.data import Dataset, load_data
+from smallvit.data import Dataset, Scanned, scan_data
 from smallvit.layers import Classifier
 from smallvit.runs.folder import (
     CACHE,
@@ -96,19 +96,30 @@ def train(
     if config.init is not None and folder is None:
         start = read_start(config.init)
         config, lines = start.settle(config)
-    data = _load(config)
-    for line in (*data.notes, *lines):
+    scanned = _scan(config)
+    for line in (*scanned.blank.notes, *lines):
         say(line)
     if folder is None:
         if config.model is not None and config.image_size is None:
-            config, data = _fit_size(config, data, say)
-        config, reason = choose(config, data)
+            config, scanned = _fit_size(config, scanned, say)
+        config, reason = choose(config, scanned.blank)
         if reason:
             say(reason)
-    spec = Spec(config.model or "", len(data.classes), data.preprocess.size, config.model_fields)
-    trainer = _trainer(config, data, spec, own, say)
-    given = None if start is None else _starting_from(start, spec, data, say)
-    say(f"compiled in {duration(trainer.compile())}")
+    blank = scanned.blank
+    spec = Spec(config.model or "", len(blank.classes), blank.preprocess.size, config.model_fields)
+    trainer = _trainer(config, blank, spec, own, say)
+    given = None if start is None else _starting_from(start, spec, blank, say)
+    compiled = trainer.compile()  # while the images are decoded
+    data = scanned.decode()
+    for line in data.notes:
+        if line not in blank.notes:
+            say(line)
+    if not trainer.takes(data):  # some files are broken
+        trainer = _trainer(config, data, spec, own, say)
+        compiled = trainer.compile()
+    trainer.data = data
+    del scanned, blank  # with --all-images, a copy
+    say(f"compiled in {duration(compiled())}")
     plan = _stored_plan(folder, trainer) if folder is not None else None  # the first process's, in all of them
     plan = plan or make_plan(config, trainer, started)
     if folder is None:  # only now: a user's mistake leaves no folder behind
@@ -304,8 +315,8 @@ class Training:
         self.checkpoints.save(history.step, state, asdict(history))
 
 
-def _load(config: TrainConfig) -> Dataset:
-    data = load_data(
+def _scan(config: TrainConfig) -> Scanned:
+    blank, decode = scan_data(
         config.data,
         image_size=config.image_size,
         fit=config.fit,
@@ -316,6 +327,10 @@ def _load(config: TrainConfig) -> Dataset:
         group=config.group,
         fold=(config.fold, config.folds) if config.fold and config.folds else None,
     )
+    return Scanned(_as_asked(config, blank), lambda: _as_asked(config, decode()))
+
+
+def _as_asked(config: TrainConfig, data: Dataset) -> Dataset:
     if config.all_images:
         data = data.with_validation_in_training()
     if config.mean is None or config.std is None:
@@ -334,8 +349,9 @@ def _starting_from(start: Start, spec: Spec, data: Dataset, say: Reporter) -> di
     return arrays
 
 
-def _fit_size(config: TrainConfig, data: Dataset, say: Reporter) -> tuple[TrainConfig, Dataset]:
+def _fit_size(config: TrainConfig, scanned: Scanned, say: Reporter) -> tuple[TrainConfig, Scanned]:
     """With the images brought to a size that the model takes, if theirs is none."""
+    data = scanned.blank
     height, width = data.preprocess.size
 
     def create(size: tuple[int, int]) -> Classifier:
@@ -343,13 +359,13 @@ def _fit_size(config: TrainConfig, data: Dataset, say: Reporter) -> tuple[TrainC
 
     size = fitting_size(create, (height, width), data.preprocess.channels)
     if size == (height, width):
-        return config, data
+        return config, scanned
     say(
         f"{config.model} does not take images of {height} x {width}: they are brought to {size[0]} x {size[1]} "
         "(--image-size chooses another)"
     )
     config = replace(config, image_size=size)
-    return config, _load(config)
+    return config, _scan(config)
 
 
 def _trainer(config: TrainConfig, data: Dataset, spec: Spec, own: Own, say: Reporter) -> Trainer:

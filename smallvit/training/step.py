@@ -13,7 +13,7 @@ from jaxtyping import Array, Float, Int, PRNGKeyArray, PyTree, UInt
 
 from smallvit.augment import augment_batch
 from smallvit.common.paths import by_path, nested
-from smallvit.data import Preprocess
+from smallvit.data import Normalisation, Preprocess
 from smallvit.layers import Classifier
 from smallvit.layers.basic import MOMENTUM
 from smallvit.ops import recompute
@@ -92,7 +92,9 @@ def make_step(
     accumulate: int = 1,
     remat: bool = False,
     own: Own = Own(),  # noqa: B008, it is frozen
-) -> Callable[[State, UInt[Array, "b H W c"], Int[Array, "b"], PRNGKeyArray, Pace], tuple[State, Metrics]]:
+) -> Callable[
+    [State, UInt[Array, "b H W c"], Int[Array, "b"], PRNGKeyArray, Pace, Normalisation], tuple[State, Metrics]
+]:
     scales = None
     if recipe.layer_decay != 1 or recipe.freeze != "none":
         scales = layer_scales(model, recipe, (*preprocess.size, preprocess.channels))
@@ -139,7 +141,9 @@ def make_step(
         grads = jax.tree.map(lambda x: x / accumulate, total)
         return values.mean(), logits.swapaxes(0, 1).reshape(targets.shape), others, grads
 
-    def step(state: State, images: Array, labels: Array, key: PRNGKeyArray, pace: Pace) -> tuple[State, Metrics]:
+    def step(
+        state: State, images: Array, labels: Array, key: PRNGKeyArray, pace: Pace, normalisation: Normalisation
+    ) -> tuple[State, Metrics]:
         augment_key, dropout_key = jax.random.split(jax.random.fold_in(key, state.step))
         images, targets = augment_batch(
             augment_key,
@@ -147,7 +151,7 @@ def make_step(
             labels,
             model.num_classes,
             recipe.augment,
-            lambda images: jnp.asarray(preprocess.normalise(images)),
+            lambda images: preprocess.normalise(images, normalisation),
             own.augment,
         )
         value, logits, others, grads = gradient(state, images.astype(model.dtype), targets, dropout_key)

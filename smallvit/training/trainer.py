@@ -1,8 +1,8 @@
 """A model, its data and a mesh, put together and compiled: what the loop calls."""
 
 import time
-from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import jax
@@ -40,8 +40,7 @@ class Trainer:
     ) -> None:
         self.recipe, self.data, self.mesh, self.seed = recipe, data, mesh, seed
         self.batch_size = batch_size
-        largest = max(len(data.val), len(data.test or ()))
-        self.eval_batch_size = mesh.size * -(-min(largest, 256) // mesh.size)
+        self.eval_batch_size = _eval_batch_size(data, mesh)
         update = optimiser(recipe, own.optimiser)
         init = make_init(model, recipe, update, (*data.preprocess.size, data.preprocess.channels))
         keys = jax.jit(lambda: tuple(jax.random.split(jax.random.key(seed))), out_shardings=replicated(mesh))
@@ -68,12 +67,16 @@ class Trainer:
             on_mesh(mesh, step), donate_argnums=0, out_shardings=(self._shardings, replicated(mesh))
         )
         self._predict: Any = jax.jit(
-            on_mesh(mesh, lambda state, images: predict(state.variables, images)), out_shardings=replicated(mesh)
+            on_mesh(mesh, lambda state, images, normalisation: predict(state.variables, images, normalisation)),
+            out_shardings=replicated(mesh),
         )
         self._whole = jax.jit(lambda state: state.variables, out_shardings=replicated(mesh))
 
-    def compile(self) -> float:
-        """Compiles everything, at the same time, and says how many seconds that took."""
+    def compile(self) -> Callable[[], float]:
+        """Begins to compile everything, at the same time; the answer waits for it, and says how long it took.
+
+        The programs depend on the shapes of the data alone, whose images may be blank as yet.
+        """
         begun = time.monotonic()
         size, channels, dtype = self.data.preprocess.size, self.data.preprocess.channels, self.data.preprocess.dtype
 
@@ -84,12 +87,32 @@ class Trainer:
             batch(rows, *size, channels, dtype=dtype) for rows in (self.batch_size, self.eval_batch_size)
         )
         labels = batch(self.batch_size, dtype=jnp.int32)
-        with ThreadPoolExecutor() as pool:  # XLA does not hold Python's lock
-            step = pool.submit(self._step.lower(self.abstract_state, images, labels, self._key, STILL).compile)
-            init = pool.submit(self._init.lower(self._init_key).compile)
-            predict = pool.submit(self._predict.lower(self.abstract_state, evaluated).compile)
-            self._step, self._init, self._predict = step.result(), init.result(), predict.result()
-        return time.monotonic() - begun
+        normalisation = self.data.preprocess.normalisation
+        pool = ThreadPoolExecutor()  # XLA does not hold Python's lock, but to trace and lower a program takes it
+
+        def begin(lowered: Any) -> Future[tuple[Any, float]]:
+            return pool.submit(lambda: (lowered.compile(), time.monotonic()))
+
+        programs = [
+            begin(self._step.lower(self.abstract_state, images, labels, self._key, STILL, normalisation)),
+            begin(self._init.lower(self._init_key)),
+            begin(self._predict.lower(self.abstract_state, evaluated, normalisation)),
+        ]
+        pool.shutdown(wait=False)
+
+        def wait() -> float:
+            compiled, ended = zip(*(program.result() for program in programs), strict=True)
+            self._step, self._init, self._predict = compiled
+            return max(ended) - begun
+
+        return wait
+
+    def takes(self, data: Dataset) -> bool:
+        """Whether the programs are those for this data, too: they know the sizes of batches and weights of classes."""
+        if data.names == self.data.names:
+            return True
+        whole = self.recipe.batch_size == self.batch_size <= len(data.train)
+        return whole and self.eval_batch_size == _eval_batch_size(data, self.mesh) and not self.recipe.balance
 
     def init(self, given: Mapping[str, np.ndarray] | None = None) -> State:
         """The state before the first step: at random, but for variables that are `given` by their paths."""
@@ -105,7 +128,7 @@ class Trainer:
         rows = batch_indices(self.seed, step, self.batch_size, len(train), self.recipe.repeats)
         images = spread(self.mesh, self.batch_size, lambda part: train.images[rows[part]])
         labels = spread(self.mesh, self.batch_size, lambda part: train.labels[rows[part]])
-        return self._step(state, images, labels, self._key, pace)
+        return self._step(state, images, labels, self._key, pace, self.data.preprocess.normalisation)
 
     def settled(self, state: State, step: int) -> State:
         """With statistics of BatchNorm that belong to the weights, where a state is so young that they lag behind.
@@ -124,7 +147,8 @@ class Trainer:
 
     def evaluate(self, state: State, split: Split) -> Scores:
         def predict(images: UInt[np.ndarray, "b H W c"]) -> Float[np.ndarray, "b k"]:
-            return self._predict(state, spread(self.mesh, len(images), lambda part: images[part]))
+            spread_out = spread(self.mesh, len(images), lambda part: images[part])
+            return self._predict(state, spread_out, self.data.preprocess.normalisation)
 
         return score_split(predict, split, self.eval_batch_size)
 
@@ -134,6 +158,11 @@ class Trainer:
 
     def finite(self, state: State) -> bool:
         return all(bool(jnp.isfinite(leaf).all()) for leaf in jax.tree.leaves(state.params))
+
+
+def _eval_batch_size(data: Dataset, mesh: Mesh) -> int:
+    largest = max(len(data.val), len(data.test or ()))
+    return mesh.size * -(-min(largest, 256) // mesh.size)
 
 
 def _class_weights(recipe: Recipe, data: Dataset) -> Float[jax.Array, "k"] | None:
