@@ -441,7 +441,7 @@ def test_conv(images, sides, channels, features, size, stride, padding, dtype, s
 @few
 @given(
     st.integers(1, 3),
-    _sides,
+    st.tuples(st.integers(2, 11), st.integers(2, 11)),
     st.sampled_from([16, 32, 48]),
     st.sampled_from([16, 32, 64, 80]),
     st.tuples(st.integers(0, 2), st.integers(0, 2)),

@@ -1451,16 +1451,18 @@ void conv_gradient(const Conv& task, int64_t top, int64_t bottom, float* scratch
 // transposed. Tiles are counted through all images, those at odd borders reach beyond.
 constexpr int64_t POINTS = 16;
 
+constexpr int64_t FEWEST = 16;  // tiles, for which it pays to transform the kernel
+
+INLINE int64_t tiles_down(const Conv& task) { return (task.windows.rows + 1) / 2; }
+INLINE int64_t tiles_across(const Conv& task) { return (task.windows.columns + 1) / 2; }
+int64_t all_tiles(const Conv& task) { return task.windows.batch * tiles_down(task) * tiles_across(task); }
+
 template <class T>
 bool tiled(const Conv& task) {
   const Unfold& windows = task.windows;
   return is_float<T> && windows.tall == 3 && windows.wide == 3 && windows.down == 1 && windows.across == 1 &&
-         windows.channels % LANES == 0 && task.features % LANES == 0;
+         windows.channels % LANES == 0 && task.features % LANES == 0 && all_tiles(task) >= FEWEST;
 }
-
-INLINE int64_t tiles_down(const Conv& task) { return (task.windows.rows + 1) / 2; }
-INLINE int64_t tiles_across(const Conv& task) { return (task.windows.columns + 1) / 2; }
-INLINE int64_t all_tiles(const Conv& task) { return task.windows.batch * tiles_down(task) * tiles_across(task); }
 
 // How far apart the points of so many numbers are: not whole pages, which would share few places of the cache.
 INLINE int64_t point_stride(int64_t numbers) { return numbers + LINE; }
