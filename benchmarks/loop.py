@@ -41,6 +41,7 @@ def main() -> None:
     spec = Spec(config.model, len(data.classes), data.preprocess.size, {})
     trainer = Trainer(spec.create(), recipe, data, make_mesh(None), recipe.batch_size, 0, accumulate=1, remat=False)
     trainer.compile()()
+    normalisation = data.preprocess.normalisation
     steps = len(data.train) // recipe.batch_size
     images = spread(trainer.mesh, recipe.batch_size, lambda part: data.train.images[: recipe.batch_size][part])
     labels = spread(trainer.mesh, recipe.batch_size, lambda part: data.train.labels[: recipe.batch_size][part])
@@ -49,7 +50,7 @@ def main() -> None:
     def bare() -> None:
         state = trainer.init()
         for _ in range(steps):
-            state, metrics = trainer._step(state, images, labels, trainer._key, STILL)
+            state, metrics = trainer._step(state, images, labels, trainer._key, STILL, normalisation)
         metrics.loss.block_until_ready()
 
     def loop() -> None:

@@ -191,7 +191,7 @@ def test_weights_of_another_library(tmp_path: Path):
 def test_grey_weights_do_not_take_coloured_images(photos: Path, tmp_path: Path):
     config = TrainConfig(str(photos), model="vit_tiny_data", init="x", mean=(0.5,), std=(0.5,), image_size=12)
     with pytest.raises(ValueError, match="x was trained on grey images, those of photos are coloured"):
-        loop._load(config)
+        loop._scan(config)
 
 
 @pytest.mark.parametrize("name", ["swin", "levit"])
