@@ -262,7 +262,7 @@ MISTAKES = {
     "threshold": (["{model}", "{pictures}", "--threshold", "90"], "threshold=90 must be between 0 and 1"),
     "precision": (["{model}", "{pictures}", "--precision", "0.9"], "the model has no stored validation scores"),
     "link": (["{model}", "{pictures}", "--link"], "--link needs --sort-into"),
-    "sort stdin": (["{model}", "-", "--sort-into", "{pictures}/new"], "standard input is no file"),
+    "sort stdin": (["{model}", "-", "--sort-into", "{pictures}/new"], "--sort-into cannot copy standard input"),
     "sort to a file": (["{model}", "{pictures}", "--sort-into", "{pictures}/2.png"], "{pictures}/2.png is a file"),
     "sorted": (["{model}", "{pictures}", "--sort-into", "{pictures}"], "all images are in {pictures} already"),
     "no model": (["{pictures}", "{pictures}"], "{pictures} holds no model"),

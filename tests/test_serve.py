@@ -461,11 +461,11 @@ def test_examples_of_a_folder(photos: Path, predictor: Predictor, tmp_path: Path
 MISTAKES: dict[str, tuple[list[str], str]] = {
     "no run": (["{tmp}"], "holds no model"),
     "a missing run": (["{tmp}/nothing"], "there is no such folder"),
-    "examples": (["{model}", "--examples", "{tmp}/nothing"], "is no folder"),
+    "examples": (["{model}", "--examples", "{tmp}/nothing"], "is not a folder"),
     "no examples": (["{model}", "--examples", "{tmp}"], "no image that can be shown"),
     "port": (["{model}", "--port", "70000"], "from 0 to 65535"),
     "port taken": (["{model}", "--port", "{taken}"], "Address already in use; choose another --port"),
-    "host": (["{model}", "--host", "no.such.host.invalid"], "'no.such.host.invalid' is not known here"),
+    "host": (["{model}", "--host", "no.such.host.invalid"], "unknown host 'no.such.host.invalid'"),
     "upload": (["{model}", "--upload-mb", "0"], "upload=0 must be"),
     "not a number": (["{model}", "--upload-mb", "nan"], "upload=0 must be"),
     "seconds": (["{model}", "--seconds", "-1"], "seconds=-1"),
