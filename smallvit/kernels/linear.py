@@ -24,7 +24,7 @@ def multiplies(x: Array, kernel: Array) -> bool:
 def dense(
     x: Float[Array, "n d"], kernel: Float[Array, "d k"], bias: Float[Array, " k"] | None = None, *, gelu: bool = False
 ) -> Float[Array, "n k"]:
-    """x @ kernel + bias, optionally with exact GELU, accumulated in float32; the result has the type of x."""
+    """Computes x @ kernel + bias, optionally with exact GELU, in float32; the result has the type of x."""
     bias = None if bias is None else bias.astype(jnp.float32)
     return _dense_gelu(x, kernel, bias) if gelu else _dense(x, kernel, bias)
 
