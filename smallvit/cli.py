@@ -1,4 +1,4 @@
-"""The commands of `smallvit`: parse, call, print. What computes is imported when a command runs."""
+"""The commands of `smallvit`: parse, call, print. Heavy modules are imported when a command runs."""
 
 import errno
 import io
@@ -32,7 +32,7 @@ ModelFolder = Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="FOLDE
 File = Annotated[str | None, tyro.conf.arg(metavar="FILE", help_behavior_hint="")]
 
 T = TypeVar("T")
-MAX_CLASSES = 20  # rows of the table on the screen
+MAX_CLASSES = 20  # rows of the printed table
 
 
 def models(
@@ -126,8 +126,8 @@ def push(run: Run, repo: Repo, /, private: bool = False) -> None:
 
     Args:
         run: A run folder or its model/.
-        repo: Repository on the hub, such as owner/name; it is created if there is none.
-        private: Create it for your eyes only.
+        repo: Repository on the hub, such as owner/name; created if it does not exist.
+        private: Create it as a private repository.
     """
     from smallvit.exporting.hub import push
 
@@ -260,7 +260,7 @@ def predict(
     named = find_images([path for path in paths if path != "-"])
     if sort_into is not None:
         if "-" in paths:
-            raise ValueError("standard input is no file that --sort-into could copy: give files")
+            raise ValueError("--sort-into cannot copy standard input: give files")
         check_folder(sort_into)
         sorted_before = sort_into.resolve()
         named = [file for file in named if sorted_before not in file.resolve().parents]
@@ -481,13 +481,13 @@ def _with_standard_input(named: list[Path], paths: tuple[str, ...]) -> list[Path
 
 
 def _watched(results: Iterable[T], number: int) -> Iterable[T]:
-    """With a progress bar on a terminal."""
+    """Adds a progress bar on a terminal."""
     console = Console(stderr=True)
     return track(results, "", number, console=console, transient=True, disable=not console.is_terminal)
 
 
 def _screen() -> Console:
-    return Console() if sys.stdout.isatty() else Console(width=1000)  # no folded lines in files and pipes
+    return Console() if sys.stdout.isatty() else Console(width=1000)  # no wrapped lines in files and pipes
 
 
 def _table(*titles: str) -> Table:
@@ -498,7 +498,7 @@ def _table(*titles: str) -> Table:
 
 
 def _plain(text: str) -> RichText:
-    """Without markup, escape sequences and undecodable bytes."""
+    """Removes markup, escape sequences and undecodable bytes."""
     return RichText(shown(text))
 
 
@@ -509,7 +509,7 @@ COMMANDS = {
 
 def main() -> None:
     for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):  # a pipe of Windows does not have all letters
+        if isinstance(stream, io.TextIOWrapper):  # pipes on Windows cannot encode all characters
             stream.reconfigure(errors="backslashreplace")
     command, *args = sys.argv[1:] or ["--help"]
     if command in ("-h", "--help"):
@@ -548,7 +548,7 @@ def _run(command: str, args: list[str]) -> None:
         _end(str(error), error.code)
     except KeyboardInterrupt:
         _end("interrupted", 130)
-    except BrokenPipeError:  # the reader, such as `head`, has seen enough
+    except BrokenPipeError:  # the reader, such as `head`, has closed the pipe
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
     except OSError as error:

@@ -74,7 +74,7 @@ def started(
         assert process.stdout is not None
         try:
             lines = [process.stdout.readline() for _ in range(2)]
-            assert lines[1].endswith(" is ready; Ctrl-C ends it\n"), lines
+            assert lines[1].endswith(" is ready; stop it with Ctrl-C\n"), lines
             yield lines[1].split()[0], process
         finally:
             process.kill()

@@ -179,7 +179,7 @@ def test_a_run_on_its_own_test_images(reference: Path, photos: Path, tmp_path: P
     (changed / "red/3.png").unlink()
     config["config"]["data"] = str(changed)
     (folder / "config.json").write_text(json.dumps(config))
-    assert "has changed since the training" in evaluate(folder).notes[-1]
+    assert "has changed since training" in evaluate(folder).notes[-1]
 
     shutil.rmtree(changed)
     assert run(monkeypatch, folder, "--out", tmp_path / "none") == 2

@@ -56,4 +56,4 @@ def test_the_data_follows_and_a_line_says_so(tmp_path: Path, capsys: pytest.Capt
     assert config.image_size == data.preprocess.size == (48, 48)
     assert data.train.images.shape[1:] == (48, 48, 3)
     printed = " ".join(capsys.readouterr().out.split())
-    assert "sl_vit_tiny_data does not take images of 47 x 47: they are brought to 48 x 48" in printed
+    assert "sl_vit_tiny_data does not take images of 47 x 47: they are resized to 48 x 48" in printed

@@ -290,14 +290,14 @@ def test_test_images_that_the_data_came_with_are_for_the_ensemble(folder: Path, 
     evaluation = smallvit.evaluate(tmp_path / "copy")
     assert (evaluation.part, len(evaluation.split)) == ("test", 3)
     assert evaluation.notes == (
-        "the test images that the data came with, which are in none of the folds",
+        "the test images of the data set, which are in none of the folds",
         "the mean of the probabilities of 3 models",
     )
     np.testing.assert_allclose(evaluation.scores.probabilities, Predictor(folder)(evaluation.split.images), atol=1e-6)
 
 
 def test_what_needs_one_model_says_so(folder: Path, tmp_path: Path):
-    one = "has the models of 3 folds, this takes one: give .*fold-1, for example"
+    one = "has the models of 3 folds, one is needed: give .*fold-1, for example"
     photo = folder.parents[1] / "photos/red/1.png"
     for use in (
         lambda: from_pretrained(folder),

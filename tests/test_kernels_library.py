@@ -47,7 +47,7 @@ def test_a_broken_library(monkeypatch, tmp_path):
     (tmp_path / "broken.so").write_bytes(b"not a library")
     monkeypatch.setattr(library, "PATH", tmp_path / "broken.so")
     monkeypatch.delenv(library.VARIABLE, raising=False)
-    assert "broken.so does not load" in str(kernels.status())
+    assert "broken.so cannot be loaded" in str(kernels.status())
 
 
 @pytest.mark.usefixtures("fresh_status")

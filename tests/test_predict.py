@@ -188,7 +188,9 @@ def test_decisions_in_table_csv_and_json(calibrated: Path, pictures: Path, tmp_p
     args = [calibrated, pictures / "deep", "--csv", out["csv"], "--json", out["json"], "--precision", 0.95]
     assert run(monkeypatch, tmp_path, *args) == 0
     printed = capfd.readouterr()
-    assert printed.err.startswith("smallvit: threshold 0.4: 500 of 1,000 validation images stay, 98.0% of them right")
+    assert printed.err.startswith(
+        "smallvit: threshold 0.4: 500 of 1,000 validation images are kept, 98.0% of them correct"
+    )
     assert printed.out.split()[:2] == ["file", "decision"]
     assert printed.out.splitlines()[-1].endswith("of 2 images are unsure, below 0.4")
     with out["csv"].open() as file:
@@ -262,7 +264,7 @@ MISTAKES = {
     "threshold": (["{model}", "{pictures}", "--threshold", "90"], "threshold=90 must be between 0 and 1"),
     "precision": (["{model}", "{pictures}", "--precision", "0.9"], "the model has no stored validation scores"),
     "link": (["{model}", "{pictures}", "--link"], "--link needs --sort-into"),
-    "sort stdin": (["{model}", "-", "--sort-into", "{pictures}/new"], "standard input is no file"),
+    "sort stdin": (["{model}", "-", "--sort-into", "{pictures}/new"], "--sort-into cannot copy standard input"),
     "sort to a file": (["{model}", "{pictures}", "--sort-into", "{pictures}/2.png"], "{pictures}/2.png is a file"),
     "sorted": (["{model}", "{pictures}", "--sort-into", "{pictures}"], "all images are in {pictures} already"),
     "no model": (["{pictures}", "{pictures}"], "{pictures} holds no model"),

@@ -31,7 +31,7 @@ def test_a_region_reads_only_what_is_real():
         ({"image_size": 30}, 30, "not divisible by patch size 28"),
         ({"local_patch_size": 3}, 42, "must be even"),
         ({"local_patch_size": 2, "tokenize_local_3_conv": True}, 28, "4 with tokenize_local_3_conv"),
-        ({"heads": (1, 2)}, 28, "4 numbers, one a stage"),
+        ({"heads": (1, 2)}, 28, "4 numbers, one per stage"),
     ],
 )
 def test_mistakes_are_named(fields: dict, image: int, says: str):

@@ -119,7 +119,7 @@ def test_a_threshold_for_a_precision():
     assert wilson(choice.right, choice.kept)[0] >= 0.9
     lower = confidence >= max(at for at in GRID if at < choice.threshold)
     assert wilson(int(right[lower].sum()), int(lower.sum()))[0] < 0.9  # so it is the lowest
-    assert "of them right (95 % interval" in choice.describe()
+    assert "of them correct (95 % interval" in choice.describe()
     assert "cannot confirm" not in choice.describe()
     stored = Calibration.from_json({"classes": [], **calibration.to_json()})
     assert stored == calibration

@@ -113,7 +113,9 @@ def test_a_precision_chooses_the_threshold(
     monkeypatch.setattr(server.uvicorn, "Config", lambda app, **_: app)  # the real one changes how the tests log
     monkeypatch.setattr(server, "_Server", lambda app, token: thresholds.append(app.state.service.threshold) or Mock())
     server.serve(calibrated, port=0, precision=0.95)
-    assert capsys.readouterr().out.startswith("threshold 0.4: 500 of 1,000 validation images stay, 98.0% of them right")
+    assert capsys.readouterr().out.startswith(
+        "threshold 0.4: 500 of 1,000 validation images are kept, 98.0% of them correct"
+    )
     assert thresholds == [0.4]
 
 
@@ -461,17 +463,17 @@ def test_examples_of_a_folder(photos: Path, predictor: Predictor, tmp_path: Path
 MISTAKES: dict[str, tuple[list[str], str]] = {
     "no run": (["{tmp}"], "holds no model"),
     "a missing run": (["{tmp}/nothing"], "there is no such folder"),
-    "examples": (["{model}", "--examples", "{tmp}/nothing"], "is no folder"),
+    "examples": (["{model}", "--examples", "{tmp}/nothing"], "is not a folder"),
     "no examples": (["{model}", "--examples", "{tmp}"], "no image that can be shown"),
     "port": (["{model}", "--port", "70000"], "from 0 to 65535"),
     "port taken": (["{model}", "--port", "{taken}"], "Address already in use; choose another --port"),
-    "host": (["{model}", "--host", "no.such.host.invalid"], "'no.such.host.invalid' is not known here"),
+    "host": (["{model}", "--host", "no.such.host.invalid"], "unknown host 'no.such.host.invalid'"),
     "upload": (["{model}", "--upload-mb", "0"], "upload=0 must be"),
     "not a number": (["{model}", "--upload-mb", "nan"], "upload=0 must be"),
     "seconds": (["{model}", "--seconds", "-1"], "seconds=-1"),
     "queue": (["{model}", "--queue", "3"], "no room for a request of 64"),
     "threshold": (["{model}", "--threshold", "90"], "threshold=90 must be between 0 and 1"),
-    "precision": (["{model}", "--precision", "0.9"], "no stored validation scores to choose a threshold by"),
+    "precision": (["{model}", "--precision", "0.9"], "no stored validation scores to choose a threshold with"),
     "both": (["{model}", "--threshold", "0.9", "--precision", "0.9"], "threshold and precision both"),
 }  # fmt: skip
 

@@ -1,6 +1,6 @@
-"""Native CPU kernels, called by XLA: an optional part, and never more than a faster way to the same numbers.
+"""Native CPU kernels, called by XLA. They are optional, and only a faster way to the same results.
 
-A caller asks first, then calls: `if attends(q, k, v, bias, allowed): return attend(q, k, v, scale, bias, allowed)`.
+Check before a call: `if attends(q, k, v, heads, bias, allowed): return attend(q, k, v, scale, bias, allowed)`.
 """
 
 from smallvit.kernels.attention import attend, attend_packed, attends, attends_joined, attends_packed

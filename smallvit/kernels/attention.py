@@ -1,4 +1,4 @@
-"""softmax(scale q k' + bias, where allowed) v, without the map in memory: backward computes it again, tile by tile."""
+"""softmax(scale q k' + bias, where allowed) v, without storing the map: the backward pass recomputes it in tiles."""
 
 import jax
 import jax.numpy as jnp
@@ -7,11 +7,11 @@ from jaxtyping import Array, Bool, Float
 
 from smallvit.kernels.library import call, like, optional, some, usable
 
-WIDEST = 128  # of one head
+WIDEST = 128  # dimension of one head
 
 
 def attends(q: Array, k: Array, v: Array, heads: int, bias: Array | None, allowed: np.ndarray | None) -> bool:
-    """Whether `attend` takes these."""
+    """Whether `attend` supports these."""
     if not usable() or q.ndim < 2 or q.shape[-1] % heads or v.shape[-1] % heads:
         return False
     n, m = q.shape[-2], k.shape[-2]
@@ -25,7 +25,7 @@ def attends(q: Array, k: Array, v: Array, heads: int, bias: Array | None, allowe
 
 
 def attends_packed(qkv: Array, heads: int, bias: Array | None, allowed: np.ndarray | None) -> bool:
-    """Whether `attend_packed` takes these."""
+    """Whether `attend_packed` supports these."""
     if not usable() or qkv.ndim < 2 or qkv.shape[-1] % (3 * heads):
         return False
     n, d = qkv.shape[-2], qkv.shape[-1] // (3 * heads)
@@ -40,7 +40,7 @@ def attends_packed(qkv: Array, heads: int, bias: Array | None, allowed: np.ndarr
 def attends_joined(
     q: Array, kv: Array | None, heads: int, values: int, bias: Array | None, allowed: np.ndarray | None
 ) -> bool:
-    """Whether `attend` takes these with `values`."""
+    """Whether `attend` supports these with `values`."""
     read = q if kv is None else kv
     parts, keys = 2 if kv is None else 1, read.shape[-1] // heads - values
     if not usable() or q.ndim < 2 or read.shape[-1] % heads or keys < 1 or keys % parts:
@@ -67,13 +67,13 @@ def attend(
     values: int | None = None,
     mask_diagonal: bool = False,
 ) -> Float[Array, "*lead n e"]:
-    """Attention per head, one after the other in each token; logits and sums in float32.
+    """Multi-head attention, with the heads concatenated in each token; logits and sums are float32.
 
-    With `values`, the width of v in one head, k is both keys and values (v is None), or q all three (k is, too), side
-    by side in each head.
+    With `values`, the width of v in one head, k holds keys and values (v is None), or q holds all three (k and v are
+    None), concatenated within each head.
 
-    `allowed` broadcasts against (*lead, h, n, m), the same for all heads. With `mask_diagonal` query i does not read
-    key i. A query with nothing left to read reads itself.
+    `allowed` broadcasts against (*lead, h, n, m), and is the same for all heads. With `mask_diagonal`, query i does not
+    attend to key i. A query without any allowed key attends to itself.
     """
     lead = q.shape[:-2]
     none = jnp.zeros((0, 0, 0), q.dtype)
@@ -91,7 +91,7 @@ def attend_packed(
     *,
     mask_diagonal: bool = False,
 ) -> Float[Array, "*lead n c"]:
-    """`attend` from one projection (q, k, v; in each, head after head) to what the output projection reads."""
+    """`attend` on a joint projection: q, k and v concatenated, each with its heads concatenated."""
     lead = qkv.shape[:-2]
     mask, diagonal = broadcast_mask(allowed, lead, qkv.shape[-2], qkv.shape[-2], mask_diagonal)
     flat = qkv.reshape(-1, *qkv.shape[-2:])
@@ -112,7 +112,7 @@ def _as_float32(bias: Array | None) -> Array | None:
 
 
 def _groups(allowed: np.ndarray, lead: tuple[int, ...], n: int, m: int) -> np.ndarray | None:
-    """`allowed` as (g, n, m), where the flat batch index modulo g chooses the map; None if it has no such form."""
+    """Returns `allowed` as (g, n, m), where the flat batch index modulo g selects the mask; None if impossible."""
     axes = len(lead) + 3
     if not 2 <= allowed.ndim <= axes or allowed.shape[-2:] != (n, m):
         return None
@@ -127,13 +127,13 @@ def _groups(allowed: np.ndarray, lead: tuple[int, ...], n: int, m: int) -> np.nd
 def broadcast_mask(
     allowed: np.ndarray | None, lead: tuple[int, ...], n: int, m: int, mask_diagonal: bool
 ) -> tuple[np.ndarray | None, bool]:
-    """(the mask that the kernel reads, whether it leaves the diagonal out by itself)."""
+    """Returns the mask for the kernel, and whether the kernel has to mask the diagonal itself."""
     if allowed is None:
         return None, mask_diagonal
     groups = _groups(allowed, lead, n, m)
     if groups is None:
         raise ValueError(
-            f"allowed {allowed.shape} does not fit {(*lead, 1, n, m)}: ask attends() or attends_packed() first"
+            f"allowed {allowed.shape} does not fit {(*lead, 1, n, m)}: check attends() or attends_packed() first"
         )
     itself = np.eye(n, m, dtype=bool)
     groups = groups & ~itself if mask_diagonal else groups
@@ -141,7 +141,7 @@ def broadcast_mask(
 
 
 def mask_argument(mask: Array | np.ndarray | None) -> Array | np.ndarray:
-    """An array without elements stands for None."""
+    """Replaces None by an empty array."""
     return np.zeros((0, 0, 0), bool) if mask is None else mask
 
 

@@ -1,4 +1,4 @@
-// The kernels as XLA custom calls: shapes are checked, the work is shared out over XLA's own threads.
+// The kernels as XLA custom calls: checks shapes and distributes the work over XLA's own threads.
 
 #include <algorithm>
 #include <atomic>
@@ -29,7 +29,7 @@ namespace portable { extern const InstructionSet set; }
 
 namespace {
 
-// Best first, those that this CPU has.
+// The instruction sets of this CPU, best first.
 std::vector<const InstructionSet*> available() {
   std::vector<const InstructionSet*> sets;
 #if defined(__x86_64__)
@@ -74,7 +74,7 @@ const float* floats(const ffi::AnyBuffer& x) {
   return static_cast<const float*>(x.untyped_data());
 }
 
-// Nothing may leave a handler but an error: what is thrown here would unwind through XLA.
+// Turns exceptions into errors: an exception must not unwind through XLA.
 template <class F>
 ffi::Error guarded(F&& run) {
   try {
@@ -113,9 +113,9 @@ int64_t workers(const ffi::ThreadPool& pool, int64_t tasks) {
   return std::max<int64_t>(1, std::min(pool.num_threads(), tasks));
 }
 
-// Runs body(task, worker) for every task, on as many threads as the pool has, this one among them. It waits only for
-// tasks that have begun: a helper that the busy pool starts late finds nothing to do, so that calls which fill the
-// pool cannot wait for each other.
+// Runs body(task, worker) for every task, on as many threads as the pool has, including this one. It only waits for
+// tasks that have started: a helper that a busy pool starts late finds nothing to do, so that calls which fill the
+// pool cannot deadlock.
 template <class Body>
 void share_out(ffi::ThreadPool& pool, int64_t tasks, const Body& body) {
   struct State {
@@ -145,7 +145,7 @@ void share_out(ffi::ThreadPool& pool, int64_t tasks, const Body& body) {
   try {
     for (int64_t helper = 1; helper < threads; helper++) pool.Schedule([state, helper] { state->work(helper); });
   } catch (const std::bad_alloc&) {
-    // Fewer helpers, then.
+    // Continue with fewer helpers.
   }
   state->work(0);
   for (int spin = 0; spin < 2000 && state->done.load() < tasks; spin++) std::this_thread::yield();
@@ -182,8 +182,8 @@ void read_rest(Attention& task, const ffi::AnyBuffer& scale, const ffi::AnyBuffe
 
 size_t element(const ffi::AnyBuffer& x) { return is_float32(x) ? 4 : 2; }
 
-// `out` is the result, or its derivative. An array without elements is part of the one before: in each head, its numbers
-// stand behind those.
+// `out` is the result, or its derivative. An empty array is part of the one before: in each head, its numbers follow
+// those of that array.
 Attention read_separate(const ffi::AnyBuffer& q, const ffi::AnyBuffer& k, const ffi::AnyBuffer& v,
                         const ffi::AnyBuffer& out, int64_t heads) {
   need(q.dimensions().size() == 3 && k.dimensions().size() == 3 && v.dimensions().size() == 3 &&
@@ -207,7 +207,7 @@ Attention read_separate(const ffi::AnyBuffer& q, const ffi::AnyBuffer& k, const 
   return task;
 }
 
-// Where q, k and v are, or their derivatives, for arrays that read_separate has read.
+// Views of q, k and v, or their derivatives, for the arrays of read_separate.
 struct Views {
   View q, k, v;
 };
@@ -237,14 +237,14 @@ Attention read_packed(const ffi::AnyBuffer& qkv, int64_t heads) {
   return task;
 }
 
-// Of qkv the part 0, 1 or 2.
+// Part 0, 1 or 2 of qkv.
 View packed(const Attention& task, void* data, size_t element, int64_t part, int64_t parts) {
   const int64_t inner = task.heads * task.d;
   return {static_cast<char*>(data) + part * inner * element, task.n * parts * inner, task.d, parts * inner};
 }
 
 void run_forward(ffi::ThreadPool& pool, const Attention& task, const Kernels& kernels) {
-  // All heads of an image in one go, for heads share cache lines; but never so coarse that threads idle.
+  // All heads of an image in one task, since heads share cache lines, unless threads would be idle.
   const int64_t all = task.batch * task.heads, grain = task.batch >= 4 * pool.num_threads() ? task.heads : 1;
   const int64_t tasks = all / grain, size = Floats::aligned(kernels.forward_scratch(task));
   const Floats scratch(size * workers(pool, tasks));
@@ -254,8 +254,8 @@ void run_forward(ffi::ThreadPool& pool, const Attention& task, const Kernels& ke
   });
 }
 
-// The bias's gradient is summed over the batch: in a fixed number of parts, then part after part. The order depends on
-// the shapes alone, hence the bits do, whatever the number of threads.
+// The gradient of the bias is summed over the batch in a fixed number of parts, then over the parts. The order only
+// depends on the shapes, so results are bit-identical for any number of threads.
 void run_backward(ffi::ThreadPool& pool, const Attention& task, const Kernels& kernels, float* dbias) {
   const int64_t size = Floats::aligned(kernels.backward_scratch(task));
   if (!task.bias) {
@@ -271,7 +271,7 @@ void run_backward(ffi::ThreadPool& pool, const Attention& task, const Kernels& k
   constexpr int64_t MOST = 16, BUDGET = 1 << 24;  // parts, floats
   const int64_t width = kernels.padded(task.m), map = task.n * width, bias = task.bias_heads * map;
   const int64_t parts = std::max<int64_t>(1, std::min({MOST, task.batch, BUDGET / bias}));
-  const int64_t shared = task.heads / task.bias_heads;  // heads that a map serves
+  const int64_t shared = task.heads / task.bias_heads;  // heads per bias map
   const int64_t tasks = parts * task.bias_heads;
   const Floats scratch(size * workers(pool, tasks)), sums(parts * bias, true);
   share_out(pool, tasks, [&](int64_t index, int64_t worker) {
@@ -295,7 +295,7 @@ float* sized(ffi::Result<ffi::AnyBuffer>& x, std::initializer_list<int64_t> shap
   return static_cast<float*>(x->untyped_data());
 }
 
-// A result like the array `like`.
+// A result with the shape and type of `like`.
 void* same(ffi::Result<ffi::AnyBuffer>& x, const ffi::AnyBuffer& like) {
   const Shape a = x->dimensions(), b = like.dimensions();
   need(a.size() == b.size() && std::equal(a.begin(), a.end(), b.begin()) && x->element_type() == like.element_type(),
@@ -392,13 +392,13 @@ ffi::Error packed_backward(ffi::ThreadPool pool, ffi::AnyBuffer qkv, ffi::AnyBuf
   });
 }
 
-// Where q, k and v are, or their derivatives; packed, q is all three.
+// Views of q, k and v, or their derivatives; if packed, q holds all three.
 Views mixed_views(const Attention& task, void* q, void* k, void* v, size_t bytes, bool is_packed) {
   if (!is_packed) return separate_views(task, q, k, v, bytes, false, false);
   return {packed(task, q, bytes, 0, 3), packed(task, q, bytes, 1, 3), packed(task, q, bytes, 2, 3)};
 }
 
-// Without k and v, q is packed.
+// q is packed if k and v are empty.
 Mixed read_mixed(const ffi::AnyBuffer& q, const ffi::AnyBuffer& k, const ffi::AnyBuffer& v, const ffi::AnyBuffer& scale,
                  const ffi::AnyBuffer& mask, const ffi::AnyBuffer& pre, const ffi::AnyBuffer& post,
                  const ffi::AnyBuffer& post_bias, const ffi::AnyBuffer& norm_scale, const ffi::AnyBuffer& norm_bias,
@@ -434,7 +434,7 @@ ffi::Error mixed_forward(ffi::ThreadPool pool, ffi::AnyBuffer q, ffi::AnyBuffer 
     task.lse = sized(lse, {task.batch, task.heads, task.n});
     task.out = separate(task, out->untyped_data(), task.n, task.e);
     const Kernels& kernels = kernels_for(q);
-    // Queries are shared out where there are fewer images than threads, for each part packs all keys and values.
+    // Queries are only split if there are fewer images than threads, since each part packs all keys and values.
     const int64_t parts = std::min(task.n, count(pool.num_threads(), std::max<int64_t>(1, task.batch)));
     const int64_t tasks = task.batch * parts, size = Floats::aligned(kernels.mixed_forward_scratch(task));
     const Floats scratch(size * workers(pool, tasks));
@@ -482,13 +482,13 @@ ffi::Error mixed_backward(ffi::ThreadPool pool, ffi::AnyBuffer q, ffi::AnyBuffer
   });
 }
 
-constexpr int64_t PART = 1 << 15;  // elements: what a thread takes at a time
+constexpr int64_t PART = 1 << 15;  // elements per task
 
 int64_t rows_per_part(int64_t rows, int64_t width) {
   return std::max<int64_t>(1, std::min(rows, PART / std::max<int64_t>(1, width)));
 }
 
-// body(from, to) on all rows.
+// Calls body(from, to) on parts of all rows.
 template <class Body>
 void over_rows(ffi::ThreadPool& pool, int64_t rows, int64_t width, const Body& body) {
   const int64_t step = rows_per_part(rows, width);
@@ -497,8 +497,8 @@ void over_rows(ffi::ThreadPool& pool, int64_t rows, int64_t width, const Body& b
   });
 }
 
-// body(from, to, sums), where `sums` rows of `width` floats are added up over all rows: in a number of parts that
-// depends on the shapes alone, then part after part.
+// Calls body(from, to, sums), where `sums` holds rows of `width` floats that are summed over all rows: in a number of
+// parts that only depends on the shapes, then over the parts.
 template <class Body>
 void sum_over_rows(ffi::ThreadPool& pool, int64_t rows, int64_t width, std::initializer_list<float*> results,
                    const Body& body) {
@@ -518,7 +518,7 @@ void sum_over_rows(ffi::ThreadPool& pool, int64_t rows, int64_t width, std::init
     }
 }
 
-// Rows and width of an array that is 2-D.
+// Rows and width of a 2-D array.
 void read_rows(const ffi::AnyBuffer& x, int64_t& rows, int64_t& width) {
   need(x.dimensions().size() == 2, "x must be (rows, columns)");
   rows = x.dimensions()[0];
@@ -593,8 +593,8 @@ void invert(const float* var, int64_t size, float epsilon, float* inverse) {
   for (int64_t i = 0; i < size; i++) inverse[i] = 1.0f / std::sqrt(var[i] + epsilon);
 }
 
-// The share of these rows in the mean of each column over `rows` rows, of which other devices may have some; or, given
-// the means, in the variance.
+// The contribution of these rows to the mean of each column over `rows` rows, some of which may be on other devices;
+// or, given the means, to the variance.
 ffi::Error column_means(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::AnyBuffer mean, ffi::Result<ffi::AnyBuffer> result,
                         int64_t rows) {
   return guarded([&] {
@@ -647,7 +647,7 @@ ffi::Error batch_sums(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::AnyBuffer mea
   });
 }
 
-// The gradients of x and `more`; those of scale and bias are the sums over `rows` rows, as many as the means are of.
+// The gradients of x and `more`; those of scale and bias are sums over the same `rows` rows as the means.
 ffi::Error batch_backward(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::AnyBuffer scale, ffi::AnyBuffer mean,
                           ffi::AnyBuffer var, ffi::AnyBuffer out, ffi::AnyBuffer dy, ffi::AnyBuffer dscale,
                           ffi::AnyBuffer dbias, ffi::Result<ffi::AnyBuffer> dx, ffi::Result<ffi::AnyBuffer> dmore,
@@ -710,7 +710,7 @@ ffi::Error transpose(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::Result<ffi::An
     task.x = x.untyped_data();
     task.y = y->untyped_data();
     const Kernels& kernels = kernels_for(x);
-    constexpr int64_t LINE = 32;  // columns: the bfloat16 numbers of a cache line
+    constexpr int64_t LINE = 32;  // columns: bfloat16 numbers per cache line
     share_out(pool, count(task.columns, LINE), [&](int64_t part, int64_t) {
       kernels.transpose(task, part * LINE, std::min(task.columns, (part + 1) * LINE));
     });
@@ -719,7 +719,7 @@ ffi::Error transpose(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::Result<ffi::An
 
 using Pair = ffi::Span<const int64_t>;
 
-// `x` are the images, `y` what becomes of their windows, or the derivatives of both.
+// `x` are the images, `y` the results of their windows, or the derivatives of both.
 Unfold window_task(const ffi::AnyBuffer& x, const ffi::AnyBuffer& y, Pair size, Pair stride, Pair padding) {
   const Shape image = x.dimensions(), grid = y.dimensions();
   need(image.size() == 4 && grid.size() == 4, "x must be (batch, height, width, channels), y (batch, rows, columns, d)");
@@ -774,24 +774,24 @@ ffi::Error fold(ffi::ThreadPool pool, ffi::AnyBuffer dy, ffi::Result<ffi::AnyBuf
   });
 }
 
-// How much of `size` is one part: whole units, at most about `most`, and so that the threads share all parts evenly.
-// There are `others` times as many parts in all, for the other axis is divided, too.
+// The size of one part of `size`: whole units, at most about `most`, chosen so that threads share all parts evenly.
+// There are `others` times as many parts in total, since the other axis is split, too.
 int64_t even_step(int64_t size, int64_t unit, int64_t most, int64_t threads, int64_t others = 1) {
   const int64_t fewest = std::max<int64_t>(1, count(size, most)), last = std::max(fewest, size / (2 * unit));
   int64_t best = 0, least = INT64_MAX;
   for (int64_t parts = fewest; parts <= std::min(last, 2 * fewest + threads); parts++) {
     const int64_t step = count(count(size, parts), unit) * unit;
-    const int64_t longest = count(count(size, step) * others, threads) * step;  // what one thread does
+    const int64_t longest = count(count(size, step) * others, threads) * step;  // work of one thread
     if (longest < least) best = step, least = longest;
   }
   return best;
 }
 
-// Shares out a task whose shapes and arrays are set.
+// Distributes a task whose shapes and arrays are set.
 void run_dense(ffi::ThreadPool& pool, const Dense& task, const Kernels& kernels, bool is_float32) {
-  constexpr int64_t FITS = 1 << 16, WIDEST = 192, TALLEST = 1024;  // numbers of the weights, columns, rows
+  constexpr int64_t FITS = 1 << 16, WIDEST = 192, TALLEST = 1024;  // number of weights, columns, rows
   const int64_t threads = pool.num_threads(), parts = is_float32 ? count(task.depth, DEEPEST) : 1;
-  const int64_t deep = count(task.depth, parts);  // a part of the depth at a time, but for bfloat16
+  const int64_t deep = count(task.depth, parts);  // the depth is split, except for bfloat16
   const int64_t most = std::clamp(FITS / deep, kernels.width, WIDEST);
   const int64_t width = even_step(task.columns, kernels.width, most, 1), across = count(task.columns, width);
   const int64_t height = even_step(task.rows, kernels.height, TALLEST, threads, across);
@@ -806,7 +806,7 @@ void run_dense(ffi::ThreadPool& pool, const Dense& task, const Kernels& kernels,
 }
 
 void run_dense_gradient(ffi::ThreadPool& pool, const DenseGradient& task, const Kernels& kernels) {
-  // Tiles of the result. Each adds up all rows, in the same order however the tiles are chosen.
+  // Tiles of the result. Each sums over all rows, in the same order for any choice of tiles.
   constexpr int64_t TALLEST = 192, WIDEST = 288;
   const int64_t threads = pool.num_threads();
   int64_t height = std::min(task.rows, TALLEST);
@@ -823,7 +823,7 @@ void run_dense_gradient(ffi::ThreadPool& pool, const DenseGradient& task, const 
   });
 }
 
-// `plain`: where what goes into the GELU is kept, or null.
+// `plain`: where to store the input of the GELU, or null.
 void multiply(ffi::ThreadPool& pool, const ffi::AnyBuffer& x, const ffi::AnyBuffer& weights,
               const ffi::AnyBuffer& bias, ffi::AnyBuffer& y, void* plain, bool turned, bool gelu) {
   Dense task;
@@ -887,7 +887,7 @@ Conv conv_task(const ffi::AnyBuffer& x, const ffi::AnyBuffer& y, Pair size, Pair
 
 int64_t window_size(const Unfold& windows) { return windows.tall * windows.wide * windows.channels; }
 
-// `weights` are (numbers of a window, features).
+// `weights` is (numbers of a window, features).
 ffi::Error conv(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::AnyBuffer weights, ffi::Result<ffi::AnyBuffer> y,
                 Pair size, Pair stride, Pair padding) {
   return guarded([&] {
@@ -899,7 +899,7 @@ ffi::Error conv(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::AnyBuffer weights, 
     const Kernels& kernels = kernels_for(x);
     const bool tiled = kernels.tiled(task);
     const auto run = tiled ? kernels.tiled_conv : kernels.conv;
-    // Few parts, for each packs the weights.
+    // Few parts, since each packs the weights.
     const int64_t rows = tiled ? kernels.tiles(task) : task.windows.batch * task.windows.rows;
     const int64_t threads = workers(pool, rows), parts = threads == 1 ? 1 : std::min(rows, 2 * threads);
     const int64_t scratch_size = Floats::aligned(tiled ? kernels.tiled_scratch(task) : kernels.conv_scratch(task));
@@ -910,7 +910,7 @@ ffi::Error conv(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::AnyBuffer weights, 
   });
 }
 
-// The images are shared out in as many parts as are summed up in little time, whatever the number of threads.
+// The number of parts does not depend on the threads; it is small enough that summing the parts takes little time.
 void run_tiled_gradient(ffi::ThreadPool& pool, const Conv& task, const Kernels& kernels) {
   const int64_t size = 16 * task.windows.channels * task.features, tiles = kernels.tiles(task);
   const int64_t parts = std::min(tiles, std::clamp<int64_t>((1 << 17) / size, 4, 32));
@@ -1026,7 +1026,7 @@ HANDLER(smallvit_conv_gradient, conv_gradient, ARG ARG RET PAIR("size") PAIR("st
 HANDLER(smallvit_depthwise, depthwise, ARG ARG RET PAIR("size") PAIR("stride") PAIR("padding"));
 HANDLER(smallvit_depthwise_gradient, depthwise_gradient, ARG ARG RET PAIR("size") PAIR("stride") PAIR("padding"));
 
-// Whether the CPU multiplies bfloat16 numbers itself.
+// Whether the CPU has bfloat16 instructions.
 extern "C" bool smallvit_has_bfloat16() {
 #if defined(__x86_64__)
   return __builtin_cpu_supports("avx512bf16");
@@ -1035,8 +1035,8 @@ extern "C" bool smallvit_has_bfloat16() {
 #endif
 }
 
-// Uses the named instruction set from now on, the best one for an empty name; returns its name, or null if the CPU has
-// no such one.
+// Selects the named instruction set, or the best one for an empty name; returns its name, or null if the CPU does not
+// have it.
 extern "C" const char* smallvit_choose(const char* name) {
   for (const smallvit::InstructionSet* set : smallvit::available())
     if (!*name || !std::strcmp(name, set->name)) {

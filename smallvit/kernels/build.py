@@ -1,6 +1,6 @@
 """Compiles the native kernels in place: python -m smallvit.kernels.build [--asan]
 
-The install runs it too, without the package's dependencies: nothing here imports more than the standard library.
+It also runs during installation, without the package's dependencies, so it only imports the standard library.
 """
 
 import argparse
@@ -16,23 +16,23 @@ from pathlib import Path
 HERE = Path(__file__).parent
 LIBRARY = HERE / "libsmallvit_kernels.so"
 
-# contract: a * b + c in one instruction. No fast-math, for which NaN and infinity do not exist.
+# contract: a * b + c in one instruction. No fast-math, which ignores NaN and infinity.
 _FLAGS = ("-std=c++17", "-O3", "-fPIC", "-ffp-contract=fast", "-fno-math-errno", "-Wall", "-Wextra", "-Wno-psabi")
 _SETS: dict[str, tuple[str, ...]] = {
     "avx512": ("-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mavx2", "-mfma"),
     "avx2": ("-mavx2", "-mfma"),
     "portable": (),
 }
-# An address sanitizer's library is preloaded by who runs the tests; see CONTRIBUTING.md.
+# Preload the sanitizer's library to run the tests; see CONTRIBUTING.md.
 _ASAN = ("-fsanitize=address,undefined", "-fno-sanitize-recover=undefined", "-fno-omit-frame-pointer", "-g")
 
 
 class BuildError(Exception):
-    """Why there is no library, in one line."""
+    """The build failed; one line says why."""
 
 
 def build(target: Path = LIBRARY, *, asan: bool = False) -> Path:
-    """The library, compiled to `target`, or a BuildError."""
+    """Compiles the library to `target` and returns the path; raises a BuildError."""
     if os.name == "nt":
         raise BuildError("the kernels are for Linux and macOS")
     compiler, headers = _compiler(), _headers()
@@ -51,7 +51,7 @@ def build(target: Path = LIBRARY, *, asan: bool = False) -> Path:
         running = [subprocess.Popen(command, stderr=subprocess.PIPE, text=True) for command in commands]
         errors = [process.communicate()[1] for process in running]
         _check(running, errors)
-        # Built beside its place, then moved there: a process that has the old library open keeps it whole.
+        # Built under a temporary name, then renamed: a process that uses the old library keeps it intact.
         new = target.with_name(f".{target.name}.{os.getpid()}")
         link = [*compiler, "-shared", *(_ASAN if asan else ()), *objects, "-o", str(new)]
         linking = subprocess.Popen(link, stderr=subprocess.PIPE, text=True)

@@ -1,4 +1,4 @@
-"""Convolutions: windows are gathered a few rows at a time, on their way into the matrix product; and depthwise ones."""
+"""Convolutions as matrix products, with windows gathered a few rows at a time; and depthwise convolutions."""
 
 from functools import partial
 from math import prod
@@ -13,7 +13,7 @@ from smallvit.kernels.linear import turned_product
 
 
 def convolves(x: Array, kernel: Array, stride: Pair, padding: Pair) -> bool:
-    """Whether `conv` takes these. Not where the CPU multiplies bfloat16 numbers itself: XLA is faster there."""
+    """Whether `conv` supports these. XLA is faster on CPUs with bfloat16 instructions."""
     return (
         usable()
         and x.ndim == kernel.ndim == 4
@@ -28,7 +28,7 @@ def convolves(x: Array, kernel: Array, stride: Pair, padding: Pair) -> bool:
 def conv(
     x: Float[Array, "b h w c"], kernel: Float[Array, "p q c k"], stride: Pair, padding: Pair
 ) -> Float[Array, "b i j k"]:
-    """A convolution with zeros around x, added up in float32; the result has the type of x."""
+    """Convolution with zero padding, accumulated in float32; the result has the type of x."""
     return _conv(Geometry.of(x, kernel, stride, padding), x, kernel)
 
 
@@ -55,7 +55,7 @@ _conv.defvjp(lambda geometry, x, kernel: (_conv(geometry, x, kernel), (x, kernel
 
 
 def convolves_depthwise(x: Array, kernel: Array, stride: Pair, padding: Pair) -> bool:
-    """Whether `depthwise` takes these: one kernel for each channel, at every place, as in a residual branch."""
+    """Whether `depthwise` supports these: one kernel per channel and stride 1."""
     return (
         usable()
         and x.ndim == kernel.ndim == 4
@@ -71,7 +71,7 @@ def convolves_depthwise(x: Array, kernel: Array, stride: Pair, padding: Pair) ->
 def depthwise(
     x: Float[Array, "b h w c"], kernel: Float[Array, "p q 1 c"], stride: Pair, padding: Pair
 ) -> Float[Array, "b i j c"]:
-    """Each channel with a kernel of its own and zeros around x; the result has the type of x."""
+    """Depthwise convolution with zero padding; the result has the type of x."""
     return _depthwise(Geometry.of(x, kernel, stride, padding), x, kernel[:, :, 0].astype(jnp.float32))
 
 

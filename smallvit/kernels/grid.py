@@ -1,4 +1,4 @@
-"""What a convolution reads, gathered, so that it is one matrix product."""
+"""Unfolding of the windows that a convolution reads, which makes it one matrix product."""
 
 from functools import partial
 from typing import NamedTuple
@@ -20,14 +20,14 @@ class Geometry(NamedTuple):
     padding: Pair
 
     def windows(self) -> tuple[int, ...]:
-        """The shape of what is read, (b, i, j, p q c)."""
+        """The shape of the unfolded windows, (b, i, j, p q c)."""
         (b, *sides, c), (tall, wide) = self.images, self.size
         axes = zip(sides, self.size, self.stride, self.padding, strict=True)
         steps = ((side + 2 * padding - size) // stride + 1 for side, size, stride, padding in axes)
         return b, *steps, tall * wide * c
 
     def back(self, result: tuple[int, ...]) -> "Geometry | None":
-        """What the derivative of a convolution reads of `result`: a convolution again, if the stride is 1."""
+        """The geometry of the derivative, which is a convolution of `result` if the stride is 1; else None."""
         above, before = self.size[0] - 1 - self.padding[0], self.size[1] - 1 - self.padding[1]
         if self.stride != (1, 1) or min(above, before) < 0:
             return None
@@ -42,7 +42,7 @@ class Geometry(NamedTuple):
 
 
 def unfolds(x: Array, size: Pair, stride: Pair, padding: Pair) -> bool:
-    """Whether `unfold` takes these."""
+    """Whether `unfold` supports these."""
     return (
         usable()
         and x.dtype in (jnp.float32, jnp.bfloat16)
@@ -53,7 +53,7 @@ def unfolds(x: Array, size: Pair, stride: Pair, padding: Pair) -> bool:
 
 
 def unfold(x: Float[Array, "b h w c"], size: Pair, stride: Pair, padding: Pair) -> Float[Array, "b i j d"]:
-    """Windows at every stride, flattened row by row, the channels fastest; zeros stand around the grid."""
+    """Returns the windows of the zero-padded grid at every stride, flattened row by row, channels fastest."""
     return _unfold(Geometry(x.shape, size, stride, padding), x)
 
 
@@ -63,7 +63,7 @@ def _unfold(geometry: Geometry, x: Array) -> Array:
 
 
 def fold(geometry: Geometry, windows: Float[Array, "b i j d"]) -> Float[Array, "b h w c"]:
-    """The transpose of `unfold`: every window is added to where it was read."""
+    """Transpose of `unfold`: adds every window to the place where it was read."""
     return call("fold", [jax.ShapeDtypeStruct(geometry.images, windows.dtype)], windows, **geometry.attributes())[0]
 
 

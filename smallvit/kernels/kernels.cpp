@@ -1,7 +1,7 @@
-// The kernels, written once with the compiler's vector extensions and compiled once for each instruction set.
+// The kernels, written with the compiler's vector extensions and compiled once per instruction set.
 //
-// Nothing of the C++ library is used: an inline function of it, compiled here for AVX-512, could be the copy that the
-// linker keeps for everybody.
+// The C++ library is not used: the linker could keep an inline function compiled here for AVX-512 as the only copy for
+// the whole program.
 
 #include "kernels.h"
 
@@ -30,8 +30,8 @@ typedef uint32_t U __attribute__((vector_size(4 * LANES)));
 typedef uint16_t H __attribute__((vector_size(2 * LANES)));
 typedef uint8_t B __attribute__((vector_size(LANES)));
 
-// A product keeps ROWS x COLUMNS vectors in registers, of which there are 32 with AVX-512 and 16 without. Where it has
-// fewer columns it takes more rows: tallest(columns).
+// A product keeps ROWS x COLUMNS vectors in registers, of which there are 32 with AVX-512 and 16 without. With fewer
+// columns it uses more rows: tallest(columns).
 #if LANES == 16
 constexpr int64_t ROWS = 8, COLUMNS = 3;
 constexpr int tallest(int columns) { return columns == 3 ? 8 : columns == 2 ? 12 : 16; }
@@ -67,13 +67,13 @@ INLINE V load(const Bf16* p) { return bits<V>(__builtin_convertvector(load_as<H>
 INLINE void store(float* p, V x) { memcpy(p, &x, sizeof x); }
 INLINE void store(Bf16* p, V x) {
   U u = bits<U>(x);
-  U rounded = (u + 0x7fff + ((u >> 16) & 1)) >> 16;  // to the nearest, ties to even
-  rounded = x == x ? rounded : ((u >> 16) | 0x40);   // a NaN stays one
+  U rounded = (u + 0x7fff + ((u >> 16) & 1)) >> 16;  // to nearest, ties to even
+  rounded = x == x ? rounded : ((u >> 16) | 0x40);   // keeps NaN
   H h = __builtin_convertvector(rounded, H);
   memcpy(p, &h, sizeof h);
 }
 
-// A whole vector, or the first few of its elements. Nothing past them is read or written; zeros fill up.
+// A whole vector, or its first elements. Nothing past them is read or written; the rest is filled with zeros.
 struct Whole {};
 
 template <class T>
@@ -100,7 +100,7 @@ INLINE void store(T* p, V x, int64_t count) {
   for (int64_t i = 0; i < count; i++) p[i] = part[i];
 }
 
-// The first elements, `rest` behind them.
+// The first elements, followed by `rest`.
 INLINE V first(V x, Whole, float) { return x; }
 INLINE V first(V x, int64_t count, float rest) {
   int32_t lanes[LANES];
@@ -108,7 +108,7 @@ INLINE V first(V x, int64_t count, float rest) {
   return load_as<I>(lanes) < static_cast<int32_t>(count) ? x : splat(rest);
 }
 
-// f(j, how much) for each vector of a row.
+// Calls f(j, count) for each vector of a row.
 template <class F>
 INLINE void each(int64_t width, F f) {
   int64_t j = 0;
@@ -116,7 +116,7 @@ INLINE void each(int64_t width, F f) {
   if (j < width) f(j, width - j);
 }
 
-// The sum of f(j, how much) over a row; four sums side by side, for an addition takes four cycles.
+// The sum of f(j, count) over a row; in four independent sums, since an addition takes four cycles.
 template <class F>
 INLINE V add_up(int64_t width, F f) {
   V a = {}, b = {}, c = {}, d = {};
@@ -168,8 +168,8 @@ INLINE float largest(V x) {
   return x[0];
 }
 
-// A square of vectors, transposed: interleaving the upper half with the lower one rotates the bits of each element's
-// address by one, and after all of them rows have become columns.
+// Transposes a square of vectors: interleaving the upper half with the lower one rotates the bits of each element's
+// address by one; after all rotations, rows have become columns.
 template <class Vector>
 INLINE void turn(Vector (&x)[LANES]) {
   for (int step = 1; step < LANES; step *= 2) {
@@ -183,7 +183,7 @@ INLINE void turn(Vector (&x)[LANES]) {
 }
 
 // exp for x <= 88, relative error 1e-7; 0 below 2^-126. exp(r) = 1 + r + r^2 g(r) for |r| <= log(2) / 2, g a minimax
-// fit. A NaN stays one, since the comparison with it is false.
+// fit. NaN is kept, since comparisons with it are false.
 INLINE V exp(V x) {
   x = x < -88.0f ? splat(-88.0f) : x;
   V shifted = x * 1.442695041f + 12583039.0f;  // adding 1.5 * 2^23 + 127 rounds n + 127 to an integer in the low bits
@@ -219,7 +219,7 @@ INLINE Normal normal(V x) {
   return {x < 0.0f ? tail : 1.0f - tail, e * 0.398942280f};
 }
 
-// The first of the two by itself, absolute error 1e-7: 1/2 + x p(x^2) / q(x^2), a minimax fit, which is 0 or 1 outside.
+// Only the first of the two, absolute error 1e-7: 1/2 + x p(x^2) / q(x^2), a minimax fit; 0 or 1 outside its range.
 INLINE V below(V x) {
   constexpr float END = 5.5f;
   V y = x > -END ? x : splat(-END);
@@ -240,27 +240,26 @@ INLINE V below(V x) {
   return x < -END ? V{} : y * p / q + 0.5f;
 }
 
-constexpr int64_t LINE = 16;  // numbers of a cache line
+constexpr int64_t LINE = 16;  // floats per cache line
 
-constexpr int64_t WIDE = COLUMNS * LANES;  // columns of a panel, at most
+constexpr int64_t WIDE = COLUMNS * LANES;  // maximum columns of a panel
 
 constexpr int64_t padded(int64_t size) { return (size + LANES - 1) / LANES * LANES; }
 
-// What a product comes on top of: the rows at `from`, one and the same row for a step of 0, or nothing for null.
+// What a product is added to: the rows at `from`, a single row for a step of 0, or zero for null.
 struct Onto {
   const float* from = nullptr;
   int64_t row = 0;
 };
 
-// The depth of a product in several parts, each so far behind the one before in `a`, as the rows of a window are. In b
-// they follow one another.
+// The depth of a product, in several parts: `step` apart in `a`, as the rows of a window are, and contiguous in b.
 struct Parts {
   int64_t count = 1, step = 0;
 };
 
 // c (rows x columns) = onto + a b. Rows of b and c are whole vectors; `a` is read element by element, at
-// a[row * a_row + part * step + k * a_k]. All in float32. FAR: neither c nor the next rows of `a` are in the first-level
-// cache yet.
+// a[row * a_row + part * step + k * a_k]. All in float32. FAR: neither c nor the next rows of `a` are in the L1 cache
+// yet.
 template <int R, int C, bool FAR = false>
 INLINE void block(int64_t depth, const float* a, int64_t a_row, int64_t a_k, const float* b, int64_t b_row, float* c,
                   int64_t c_row, Onto onto, Parts parts = {}) {
@@ -299,7 +298,7 @@ void rows(int64_t count, int64_t depth, const float* a, int64_t a_stride, const 
   }
 }
 
-// Rows are shared out evenly: 65 of them are ten blocks of 6 and one of 5, not ten of 6, one of 4 and one of 1.
+// Rows are split evenly: 65 rows are ten blocks of 6 and one of 5, not ten of 6, one of 4 and one of 1.
 template <int R, int C, bool ACROSS, bool FAR>
 void share(int64_t size, int64_t count, int64_t depth, const float* a, int64_t a_stride, const float* b, int64_t b_row,
            float* c, int64_t c_row, Onto onto, Parts parts) {
@@ -320,7 +319,7 @@ void panel(int64_t height, int64_t depth, const float* a, int64_t a_stride, cons
                            onto, parts);
 }
 
-// A panel of so many vectors, at most C.
+// A panel of `vectors` vectors, at most C.
 template <int C, bool ACROSS, bool FAR = false>
 void panel_of(int64_t vectors, int64_t height, int64_t depth, const float* a, int64_t a_stride, const float* b,
               int64_t b_row, float* c, int64_t c_row, Onto onto, Parts parts = {}) {
@@ -329,7 +328,7 @@ void panel_of(int64_t vectors, int64_t height, int64_t depth, const float* a, in
     panel_of<C - 1, ACROSS, FAR>(vectors, height, depth, a, a_stride, b, b_row, c, c_row, onto, parts);
 }
 
-// f(first column, vectors) for each panel of at most COLUMNS vectors; columns are shared out evenly, as rows are.
+// Calls f(first column, vectors) for each panel of at most COLUMNS vectors; columns are split evenly, as rows are.
 template <class F>
 INLINE void each_panel(int64_t columns, F f) {
   const int64_t vectors = (columns + LANES - 1) / LANES, count = (vectors + COLUMNS - 1) / COLUMNS;
@@ -341,7 +340,7 @@ INLINE void each_panel(int64_t columns, F f) {
   }
 }
 
-// c = a b or, to ADD, c += a b. ACROSS: `a` is given transposed, so that its stride is from one k to the next.
+// c = a b or, with ADD, c += a b. ACROSS: `a` is transposed, so that its stride is from one k to the next.
 template <bool ADD, bool ACROSS>
 void product(int64_t height, int64_t width, int64_t depth, const float* a, int64_t a_stride, const float* b,
              int64_t b_row, float* c, int64_t c_row) {
@@ -352,7 +351,7 @@ void product(int64_t height, int64_t width, int64_t depth, const float* a, int64
   });
 }
 
-// Rows as float32, filled up with zeros to whole vectors.
+// Rows as float32, zero-padded to whole vectors.
 template <class T>
 void pack(const T* x, int64_t stride, int64_t rows, int64_t columns, float factor, float* to) {
   const int64_t width = padded(columns);
@@ -360,7 +359,7 @@ void pack(const T* x, int64_t stride, int64_t rows, int64_t columns, float facto
     each(columns, [&](int64_t j, auto count) INLINE_LAMBDA { store(to + j, load(x + j, count) * factor); });
 }
 
-// The transpose of packed rows, its rows filled up with zeros to whole vectors.
+// The transpose of packed rows, with its rows zero-padded to whole vectors.
 void turn(const float* x, int64_t rows, int64_t columns, float* to) {
   const int64_t width = padded(rows), stride = padded(columns);
   for (int64_t i = 0; i < rows; i += LANES)
@@ -384,14 +383,14 @@ INLINE T* at(const View& view, int64_t b, int64_t h, int64_t row) {
   return static_cast<T*>(view.data) + b * view.batch + h * view.head + row * view.row;
 }
 
-// Queries are worked on in tiles, so that a tile's logits stay in the second-level cache.
+// Queries are processed in tiles, so that the logits of a tile stay in the L2 cache.
 INLINE int64_t tile_rows(const Attention& task) {
   const int64_t fit = 16384 / padded(task.m);
   const int64_t rows = fit < 2 * ROWS ? 2 * ROWS : fit / ROWS * ROWS;
   return task.n < rows ? task.n : rows;
 }
 
-// What a tile of queries may not read at -inf.
+// Sets the masked logits of a tile of queries to -inf.
 void hide(const Attention& task, int64_t b, int64_t start, int64_t rows, float* to) {
   const int64_t n = task.n, m = task.m, width = padded(m);
   if (task.mask) {
@@ -417,12 +416,12 @@ void hide(const Attention& task, int64_t b, int64_t start, int64_t rows, float* 
   }
 }
 
-// The logits of a tile of queries, what may not be read at -inf.
+// The masked logits of a tile of queries.
 void logits(const Attention& task, int64_t b, int64_t h, int64_t start, int64_t rows, const float* q,
             const float* k_turned, float* to) {
   const int64_t n = task.n, m = task.m, width = padded(m), depth = padded(task.d);
   product<false, false>(rows, width, task.d, q, depth, k_turned, width, to, width);
-  // What a vector reads past the end of a row is the next row, or nothing behind the last one; it is at -inf below.
+  // Past the end of a row, a vector reads the next row, or nothing after the last one; `hide` sets these to -inf.
   if (task.bias) {
     const float* bias = task.bias + ((task.bias_heads == 1 ? 0 : h) * n + start) * m;
     const float* end = task.bias + task.bias_heads * n * m;
@@ -459,7 +458,7 @@ void attention_forward(const Attention& task, int64_t b, int64_t h, float* scrat
     pack(at<const T>(task.q, b, h, start), task.q.row, rows, d, task.scale[h], q);
     logits(task, b, h, start, rows, q, k_turned, p);
     float* lse = task.lse + (b * task.heads + h) * n + start;
-    float* top = q;  // the queries have done their part
+    float* top = q;  // the queries are no longer needed
     for (int64_t i = 0; i < rows; i++) {
       V highest = load(p + i * m_width);
       for (int64_t j = LANES; j < m_width; j += LANES) highest = larger(highest, load(p + i * m_width + j));
@@ -548,9 +547,9 @@ void attention_backward(const Attention& task, int64_t b, int64_t h, float* dbia
   task.dscale[b * task.heads + h] = sum(dscale);
 }
 
-// Heads that talk: one map for each head lies behind the other, `stride` numbers apart.
+// Mixed heads: there is one map per head, `stride` numbers apart.
 //
-// What is worked on at a time: the maps of a tile, four for each head in the backward, stay in the second-level cache.
+// Rows of a tile: its maps, four per head in the backward pass, stay in the L2 cache.
 INLINE int64_t mixed_rows(const Attention& task) {
   const int64_t most = (1 << 15) / (task.heads * padded(task.m)), fit = most < 2 * ROWS ? 2 * ROWS : most;
   const int64_t tiles = (task.n + fit - 1) / fit, rows = (task.n + tiles - 1) / tiles;
@@ -582,7 +581,7 @@ void mix(int64_t heads, int64_t size, int64_t stride, const float* weights, int6
   if (heads - g == 1) some(mix_some<1>, 1);
 }
 
-// to[a * to_row + b] += the product of the maps a of x and b of y, added up.
+// to[a * to_row + b] += the dot product of map a of x and map b of y.
 template <int A, int B>
 void dots(int64_t down, int64_t across, int64_t size, int64_t stride, const float* x, const float* y, float* to,
           int64_t to_row) {
@@ -603,7 +602,7 @@ void dots(int64_t down, int64_t across, int64_t size, int64_t stride, const floa
     for (int b = 0; b < B; b++) to[a * to_row + b] += sum(total[a][b]);
 }
 
-// What a tile adds to the gradients of a mix's weights: x went into it, dy comes back.
+// Adds the contribution of a tile to the gradient of the mix weights; x is the input of the mix.
 void mix_gradient(int64_t heads, int64_t size, int64_t stride, const float* x, const float* dy, float* dweights) {
   constexpr int DOWN = 4, ACROSS = LANES == 16 ? 4 : 2;
   for (int64_t h = 0; h < heads; h += DOWN)
@@ -612,12 +611,12 @@ void mix_gradient(int64_t heads, int64_t size, int64_t stride, const float* x, c
                          heads);
 }
 
-// A row of WIDE equal numbers for each head.
+// Repeats the number of each head WIDE times.
 void spread(const float* bias, int64_t heads, float* to) {
   for (int64_t i = 0; i < heads * WIDE; i++) to[i] = bias[i / WIDE];
 }
 
-// Of some positions, over the heads.
+// Moments over the heads, for one vector of positions.
 struct OverHeads {
   V mean, inverse;  // 1 / the standard deviation
 };
@@ -643,7 +642,7 @@ void norm_heads(const Mixed& task, int64_t size, int64_t stride, const float* x,
   }
 }
 
-// As in norm_backward; dy becomes dx. `sums` has room for two vectors a head.
+// As in norm_backward; dy becomes dx. `sums` has room for two vectors per head.
 void norm_heads_backward(const Mixed& task, int64_t size, int64_t stride, const float* x, float* dy, float* sums,
                          float* dscale, float* dbias) {
   const int64_t heads = task.heads;
@@ -741,7 +740,8 @@ int64_t mixed_backward_scratch(const Mixed& task) {
 }
 
 // With x the logits, y = pre(x), p = softmax(y), w = post(p) and out = w v: dv = w' dout, dw = dout v', dp = dw through
-// post's transpose (and through the norm before, if there is one), dy = p * (dp - sum(p * dp)), dx = dy through pre's transpose; then as without a mix.
+// post's transpose (and through the norm before, if there is one), dy = p * (dp - sum(p * dp)), dx = dy through pre's
+// transpose; the rest is the same as without a mix.
 template <class T>
 void mixed_backward(const Mixed& task, int64_t b, float* scratch) {
   const int64_t heads = task.heads, n = task.n, m = task.m, d = task.d, e = task.e;
@@ -767,7 +767,7 @@ void mixed_backward(const Mixed& task, int64_t b, float* scratch) {
 
   float *dpre = task.dpre + b * heads * heads, *dpost = task.dpost + b * heads * heads;
   float *dpost_bias = task.dpost_bias + b * heads, *dscale = task.dscale + b * heads;
-  float *dnorm_scale = task.dnorm_scale + b * heads, *dnorm_bias = task.dnorm_bias + b * heads;  // with a norm only
+  float *dnorm_scale = task.dnorm_scale + b * heads, *dnorm_bias = task.dnorm_bias + b * heads;  // only with a norm
   for (int64_t i = 0; i < heads * heads; i++) dpost[i] = 0;
   for (int64_t i = 0; task.pre && i < heads * heads; i++) dpre[i] = 0;
   for (int64_t h = 0; h < heads; h++) dpost_bias[h] = dscale[h] = 0;
@@ -840,8 +840,8 @@ void mixed_backward(const Mixed& task, int64_t b, float* scratch) {
   }
 }
 
-// (mean, 1 / standard deviation) of a row. What rounding has left in the mean is the mean of the differences from it,
-// and counts where a row is nearly flat.
+// (mean, 1 / standard deviation) of a row. The mean of the differences corrects the rounding error of the mean, which
+// matters if a row is nearly constant.
 struct Moments {
   float mean, inverse;
 };
@@ -931,11 +931,11 @@ void gelu_backward(const Gelu& task, int64_t from, int64_t to, float* dbias) {
   }
 }
 
-// Adds f(place, column, how much) up over the rows, column by column.
+// Sums f(place, column, count) over the rows, per column.
 template <class F>
 INLINE void add_columns(int64_t d, int64_t from, int64_t to, float* sums, F f) {
   each(d, [&](int64_t j, auto count) INLINE_LAMBDA {
-    V a = {}, b = {}, c = {}, e = {};  // side by side, for an addition takes four cycles
+    V a = {}, b = {}, c = {}, e = {};  // independent, since an addition takes four cycles
     int64_t i = from;
     for (; i + 4 <= to; i += 4) {
       a += f(i * d + j, j, count);
@@ -973,12 +973,12 @@ void batch_forward(const BatchNorm& task, int64_t from, int64_t to) {
       V factor = load(task.inverse + j, count) * load(task.scale + j, count);
       V y = (load(x + at, count) - load(task.mean + j, count)) * factor + load(task.bias + j, count);
       if (more) y += load(more + at, count);
-      if (task.relu) y = y < 0.0f ? V{} : y;  // a NaN stays one
+      if (task.relu) y = y < 0.0f ? V{} : y;  // keeps NaN
       store(result + at, y, count);
     });
 }
 
-// What comes back through the ReLU, if there is one.
+// The gradient before the ReLU, if there is one.
 template <class T, class Count>
 INLINE V through(const BatchNorm& task, int64_t at, Count count) {
   V g = load(static_cast<const T*>(task.dy) + at, count);
@@ -1011,8 +1011,8 @@ void batch_backward(const BatchNorm& task, int64_t from, int64_t to) {
     });
 }
 
-// Rows [from, to) of the result. Squares are taken so that whole cache lines of the result are written one after the
-// other, however its rows fall together in the cache.
+// Rows [from, to) of the result. The order of the squares is such that whole cache lines of the result are written one
+// after the other, even if its rows map to the same cache sets.
 template <class T, class Vector>
 void transpose(const Transpose& task, int64_t from, int64_t to) {
   constexpr int64_t TALL = 32;
@@ -1040,12 +1040,12 @@ INLINE void copy(const T* from, int64_t count, T* to) {
     return;
   }
   for (int64_t i = 0; i < count; i += STEP) {
-    const int64_t at = i + STEP <= count ? i : count - STEP;  // the last vector may copy some once more
+    const int64_t at = i + STEP <= count ? i : count - STEP;  // the last vector may copy some numbers twice
     memcpy(to + at, from + at, sizeof(V));
   }
 }
 
-// Rows [from, to) of windows, counted through all images.
+// Rows [from, to) of windows, counted over all images.
 template <class T>
 void unfold(const Unfold& task, int64_t from, int64_t to) {
   const int64_t part = task.wide * task.channels;  // one row of pixels in a window
@@ -1068,7 +1068,7 @@ void unfold(const Unfold& task, int64_t from, int64_t to) {
 
 int64_t fold_scratch(const Unfold& task) { return (task.width + 2 * task.before) * task.channels; }
 
-// Rows [from, to) of x, counted through all images: each is the sum of the windows' rows that have read it.
+// Rows [from, to) of x, counted over all images: each is the sum of the window rows that read it.
 template <class T>
 void fold(const Unfold& task, int64_t from, int64_t to, float* scratch) {
   const int64_t part = task.wide * task.channels, width = task.width * task.channels;
@@ -1092,16 +1092,16 @@ void fold(const Unfold& task, int64_t from, int64_t to, float* scratch) {
   }
 }
 
-// f(k, how many) for parts of `depth`: as few as are at most `most` deep, equally large.
+// Calls f(k, count) for parts of `depth`: equally large, at most `most` deep, and as few as possible.
 template <class F>
 INLINE void in_parts(int64_t depth, int64_t most, F f) {
   const int64_t parts = (depth + most - 1) / most, size = (depth + parts - 1) / parts;
   for (int64_t k = 0; k < depth; k += size) f(k, depth - k < size ? depth - k : size);
 }
 
-constexpr int64_t FEW = 16;  // rows that are packed into panel after panel, so that neither side leaves the cache
+constexpr int64_t FEW = 16;  // rows packed into all panels at a time, so that both sides stay in the cache
 
-// Columns of b as float32, panel after panel, zeros behind the last.
+// Columns of b as float32, panel after panel, with zeros after the last column.
 template <class T>
 void pack_columns(const T* b, int64_t stride, int64_t depth, int64_t columns, float* to) {
   for (int64_t start = 0; start < depth; start += FEW) {
@@ -1117,7 +1117,7 @@ void pack_columns(const T* b, int64_t stride, int64_t depth, int64_t columns, fl
   }
 }
 
-// Rows of b likewise, as columns.
+// The same for rows of b, as columns.
 template <class T>
 void pack_rows(const T* b, int64_t stride, int64_t depth, int64_t rows, float* to) {
   each_panel(rows, [&](int64_t first, int64_t vectors) {
@@ -1139,26 +1139,26 @@ void pack_rows(const T* b, int64_t stride, int64_t depth, int64_t rows, float* t
 template <class T>
 constexpr bool is_float = sizeof(T) == sizeof(float);
 
-// Sums of bfloat16 numbers cannot wait for the next part, for they would be rounded.
+// bfloat16 needs the whole depth at once: partial sums would be rounded.
 template <class T>
 INLINE int64_t deepest(int64_t depth) {
   return is_float<T> && depth > DEEPEST ? DEEPEST : depth;
 }
 
-// Rows that go past all panels before the next ones do: few enough for the second-level cache.
+// Rows that are multiplied with all panels before the next rows: few enough for the L2 cache.
 INLINE int64_t tall(int64_t depth) {
   const int64_t fit = 49152 / (depth > DEEPEST ? DEEPEST : depth);
   return fit > 192 ? 192 : fit < 4 * ROWS ? 4 * ROWS : fit / ROWS * ROWS;
 }
 
-// Whether rows of `a` are copied before they are multiplied: as float32, or because they are whole pages apart, so that
-// the same few places of the first-level cache would have to hold them all.
+// Whether rows of `a` are copied before they are multiplied: to float32, or because they are whole pages apart and
+// would compete for the same few sets of the L1 cache.
 template <class T>
 INLINE bool copied(const Dense& task) {
   return !is_float<T> || task.depth % 1024 == 0;
 }
 
-// How far apart the copies are.
+// The distance between copied rows.
 INLINE int64_t copied_row(int64_t deep) { return padded(deep) + LINE; }
 
 template <class T>
@@ -1167,8 +1167,8 @@ int64_t dense_scratch(const Dense& task, int64_t columns) {
   return (columns + WIDE) * (deep + 1) + tall(task.depth) * (WIDE + (copied<T>(task) ? copied_row(deep) : 0));
 }
 
-// What becomes of a panel of products, or of a part of their sums, at x: where that is not the result itself, it goes
-// there, with `more` on top of what is there already; behind the `last` part comes the GELU.
+// Writes a panel of products, or partial sums, at x to the result unless it is computed in place; `more` adds to the
+// values there. GELU follows the `last` part.
 template <class T>
 void finish_panel(const Dense& task, const float* x, int64_t stride, int64_t top, int64_t bottom, int64_t left,
                   int64_t width, bool in_place, bool more, bool last) {
@@ -1185,7 +1185,7 @@ void finish_panel(const Dense& task, const float* x, int64_t stride, int64_t top
   }
 }
 
-// The columns of b are packed, and some rows after the others go past one panel of them, then past the next.
+// The columns of b are packed; a few rows at a time are multiplied with one panel after the other.
 template <class T>
 void dense(const Dense& task, int64_t top, int64_t bottom, int64_t left, int64_t right, float* scratch) {
   const int64_t depth = task.depth, columns = task.columns, step = tall(depth), whole = right - left + WIDE;
@@ -1228,9 +1228,9 @@ void dense(const Dense& task, int64_t top, int64_t bottom, int64_t left, int64_t
   });
 }
 
-constexpr int64_t DEEP = 128;  // what a gradient packs of both arrays at a time
+constexpr int64_t DEEP = 128;  // rows of both arrays that a gradient packs at a time
 
-// ROWS more, for a whole vector may be stored behind the last few numbers.
+// ROWS more, since a whole vector may be stored after the last few numbers.
 int64_t dense_gradient_scratch(const DenseGradient&, int64_t rows, int64_t columns) {
   return DEEP * (rows + 2 * ROWS + columns + WIDE) + ROWS * WIDE;
 }
@@ -1243,7 +1243,7 @@ void pack_panels(const T* given, int64_t a_row, const T* a_end, int64_t deep, in
       const int64_t end = deep - start < FEW ? deep : start + FEW;
       const T* from = given + start * a_row + i * ROWS;
       float* to = a + (i * deep + start) * ROWS;
-      // A vector too wide is written over by the next row of the panel, but there is none behind the last.
+      // A vector that is too wide is overwritten by the next row of the panel, except after the last row.
       if (end < deep && from + (end - start) * a_row + 2 * LANES <= a_end) {
         for (int64_t x = start; x < end; x++, from += a_row, to += ROWS)
           for (int64_t r = 0; r < ROWS; r += LANES) store(to + r, load(from + r));
@@ -1254,7 +1254,7 @@ void pack_panels(const T* given, int64_t a_row, const T* a_end, int64_t deep, in
     }
 }
 
-// A block of ROWS rows and so many vectors, at most C.
+// A block of ROWS rows and `vectors` vectors, at most C.
 template <int C>
 INLINE void block_of(int64_t vectors, int64_t depth, const float* a, const float* b, float* c, int64_t c_row,
                      Onto onto) {
@@ -1262,8 +1262,8 @@ INLINE void block_of(int64_t vectors, int64_t depth, const float* a, const float
   if constexpr (C > 1) block_of<C - 1>(vectors, depth, a, b, c, c_row, onto);
 }
 
-// Both arrays are packed part by part, `a` as panels of ROWS columns. What a panel has too much is computed, and left.
-// The next part is on its way to the second-level cache meanwhile.
+// Both arrays are packed part by part, `a` as panels of ROWS columns. Excess columns of a panel are computed and
+// ignored. Meanwhile, the next part is prefetched to the L2 cache.
 template <class T>
 void dense_gradient(const DenseGradient& task, int64_t top, int64_t bottom, int64_t left, int64_t right,
                     float* scratch) {
@@ -1312,21 +1312,21 @@ void dense_gradient(const DenseGradient& task, int64_t top, int64_t bottom, int6
   });
 }
 
-// A convolution reads its windows where they are: the rows of x that a band of rows of the result needs are copied once,
-// with zeros around. There the rows of a window are so many parts of a product's depth, and the next window begins a few
-// pixels further on.
+// A convolution does not unfold its windows: the rows of x for a band of result rows are copied once, with zero
+// padding. In this copy, the rows of a window are parts of a product's depth, and the next window starts a few pixels
+// later.
 INLINE int64_t copied_width(const Unfold& windows) {
   return (windows.width + 2 * windows.before) * windows.channels;
 }
 
-// Rows of the result: their copies fit into the second-level cache.
+// Rows of the result per band: their copies fit into the L2 cache.
 INLINE int64_t band(const Unfold& windows) {
   const int64_t fit = (1 << 15) / copied_width(windows) - windows.tall;
   const int64_t rows = fit > 0 ? fit / windows.down + 1 : 1;
   return rows < windows.rows ? rows : windows.rows;
 }
 
-// A block of a gradient may read some numbers behind the last window.
+// A block of a gradient may read some numbers after the last window.
 INLINE int64_t band_size(const Unfold& windows) {
   return padded(((band(windows) - 1) * windows.down + windows.tall) * copied_width(windows) + tallest(1));
 }
@@ -1347,7 +1347,7 @@ void copy_band(const Unfold& windows, int64_t from, int64_t to, float* out) {
   }
 }
 
-// f(from, to) for each band of the rows [from, to) of the result, counted through all images; none has rows of two.
+// Calls f(from, to) for each band of the result rows [from, to), counted over all images; a band is in one image.
 template <class F>
 INLINE void each_band(const Unfold& windows, int64_t from, int64_t to, F f) {
   for (int64_t next; from < to; from = next) {
@@ -1398,8 +1398,8 @@ int64_t conv_gradient_scratch(const Conv& task) {
   return band_size(windows) + band(windows) * windows.columns * padded(task.features) + tallest(1) * WIDE;
 }
 
-// Rows [from, to) of the gradient, which lie in one row of the windows, and a panel of its columns at `c`: pixel after
-// pixel of a band, number `from` of a window at `a` times the pixel's own gradient at b.
+// Rows [from, to) of the gradient, which are in one row of the windows, and a panel of its columns at `c`: for each
+// pixel of a band, the numbers of its window at `a` times the gradient of the pixel at b.
 template <int C>
 void gradient_panel(const Conv& task, int64_t vectors, int64_t used, int64_t bands, int64_t from, int64_t to,
                     const float* a, const float* b, int64_t b_row, float* c, bool more, float* tile) {
@@ -1445,13 +1445,13 @@ void conv_gradient(const Conv& task, int64_t top, int64_t bottom, float* scratch
   });
 }
 
-// Convolutions of 3 x 3 windows one pixel apart, by Winograd's algorithm (https://arxiv.org/abs/1509.09308): a tile of
-// 2 x 2 results takes a product at each of 16 points, where the windows take 36. A tile of x becomes its points
-// B' x B, a kernel G k G', and a tile of the result is A' p A of the products p. In the derivative the matrices are
-// transposed. Tiles are counted through all images, those at odd borders reach beyond.
+// 3 x 3 convolutions with stride 1 by Winograd's algorithm (https://arxiv.org/abs/1509.09308): a tile of 2 x 2 results
+// takes 16 products, one per point, instead of 36. The points of a tile of x are B' x B, those of a kernel G k G', and
+// a tile of the result is A' p A of the products p. The derivative uses the transposed matrices. Tiles are counted over
+// all images; at odd borders they extend beyond the image.
 constexpr int64_t POINTS = 16;
 
-constexpr int64_t FEWEST = 16;  // tiles, for which it pays to transform the kernel
+constexpr int64_t FEWEST = 16;  // tiles: with fewer, transforming the kernel does not pay off
 
 INLINE int64_t tiles_down(const Conv& task) { return (task.windows.rows + 1) / 2; }
 INLINE int64_t tiles_across(const Conv& task) { return (task.windows.columns + 1) / 2; }
@@ -1464,13 +1464,14 @@ bool tiled(const Conv& task) {
          windows.channels % LANES == 0 && task.features % LANES == 0 && all_tiles(task) >= FEWEST;
 }
 
-// How far apart the points of so many numbers are: not whole pages, which would share few places of the cache.
+// The distance between points of `numbers` numbers: not whole pages, which would compete for few cache sets.
 INLINE int64_t point_stride(int64_t numbers) { return numbers + LINE; }
 
-// Tiles that are worked on at a time: whole blocks of rows of a product, whose points stay in the second-level cache.
+// Tiles per pass: whole blocks of rows of a product, whose points stay in the L2 cache.
 INLINE int64_t tiles_at_once(const Conv& task) { return task.windows.channels + task.features <= 256 ? 48 : 24; }
 
-// f(image, row, first, last, place) for each row of tiles, or part of one, in the tiles [from, to); `place` counts them.
+// Calls f(image, row, first, last, place) for each row of tiles, or part of one, in the tiles [from, to); `place` is
+// the index of the first tile.
 template <class F>
 INLINE void each_tile_row(const Conv& task, int64_t from, int64_t to, F f) {
   const int64_t across = tiles_across(task), down = tiles_down(task);
@@ -1639,7 +1640,7 @@ void tiled_conv(const Conv& task, int64_t from, int64_t to, float* scratch) {
   });
 }
 
-// What the tiles [from, to) add to the points of the kernel's gradient, (POINTS, channels, features).
+// Adds the contribution of the tiles [from, to) to the points of the kernel's gradient, (POINTS, channels, features).
 void tiled_gradient(const Conv& task, int64_t from, int64_t to, float* points, float* scratch) {
   const int64_t channels = task.windows.channels, features = task.features;
   float* x = scratch;
@@ -1654,7 +1655,7 @@ void tiled_gradient(const Conv& task, int64_t from, int64_t to, float* points, f
   });
 }
 
-// The kernel's gradient from its points.
+// The gradient of the kernel from its points.
 void kernel_gradient(const Conv& task, const float* points) {
   const int64_t size = task.windows.channels * task.features;
   for (int64_t i = 0; i < size; i += LANES) {
@@ -1675,9 +1676,8 @@ void kernel_gradient(const Conv& task, const float* points) {
   }
 }
 
-// What pixel (i, j) of a depthwise result reads, rows counted through all images: its places, each as an offset
-// into x and one into the kernel; returns how many.
-// A kernel has at most PLACES.
+// The places that pixel (i, j) of a depthwise result reads, as offsets into x and into the kernel; rows are counted
+// over all images. Returns their number, at most PLACES.
 constexpr int64_t PLACES = 64;
 struct Place {
   int64_t x, kernel;
@@ -1693,7 +1693,7 @@ INLINE int64_t places(const Depthwise& task, int64_t i, int64_t j, Place* to) {
   return count;
 }
 
-// Rows [from, to) of the result, counted through all images. Channels are innermost: whole pixels are contiguous.
+// Rows [from, to) of the result, counted over all images. Channels are innermost, so pixels are contiguous.
 template <class T>
 void depthwise(const Depthwise& task, int64_t from, int64_t to) {
   const T* x = static_cast<const T*>(task.x);
@@ -1716,7 +1716,7 @@ void depthwise(const Depthwise& task, int64_t from, int64_t to) {
     }
 }
 
-// What images [from, to) add to the gradient of the kernel.
+// Adds the contribution of images [from, to) to the gradient of the kernel.
 template <class T>
 void depthwise_gradient(const Depthwise& task, int64_t from, int64_t to, float* dkernel) {
   const T* x = static_cast<const T*>(task.x);

@@ -1,4 +1,4 @@
-// What the vectorised kernels compute, as plain structs, and the table of functions of one instruction set.
+// Arguments of the vectorised kernels, as plain structs, and the function table of an instruction set.
 #pragma once
 
 #include <cstdint>
@@ -19,14 +19,14 @@ struct Attention {
   const float* bias = nullptr;       // (bias_heads, n, m), or null
   const uint8_t* mask = nullptr;     // (groups, n, m), or null
   int64_t bias_heads = 0, groups = 0;
-  bool mask_diagonal = false;        // query i does not read key i, unless it is the only one
-  float* lse = nullptr;              // (batch, heads, n): the logarithm of each softmax's sum, for the backward
+  bool mask_diagonal = false;        // query i does not attend to key i, unless it is the only key
+  float* lse = nullptr;              // (batch, heads, n): log of the sum of each softmax, for the backward pass
   float* dscale = nullptr;           // (batch, heads)
 };
 
-// Attention whose heads talk: map g of the logits becomes the sum over h of pre[h][g] times map h; behind the softmax
-// likewise with `post`, plus post_bias[g]. The mask is for the mixed logits. There is no other bias. With a norm, each
-// position of the maps is then normalised over the heads, times norm_scale[g], plus norm_bias[g].
+// Attention with mixed heads: map g of the logits becomes the sum over h of pre[h][g] times map h; after the softmax
+// likewise with `post`, plus post_bias[g]. The mask applies to the mixed logits. There is no other bias. With a norm,
+// each position of the maps is then normalised over the heads, times norm_scale[g], plus norm_bias[g].
 struct Mixed : Attention {
   const float *pre = nullptr, *post = nullptr;  // (heads, heads); `pre` may be null
   const float* post_bias = nullptr;             // (heads)
@@ -45,16 +45,16 @@ struct LayerNorm {
   void *y = nullptr, *dx = nullptr;
 };
 
-// Each column of x normalised over all rows, times scale, plus bias; with `relu`, what is negative is 0 then.
+// Normalises each column of x over all rows, times scale, plus bias; with `relu`, followed by a ReLU.
 struct BatchNorm {
   int64_t rows = 0, d = 0;
   bool relu = false;
   const void *x = nullptr, *dy = nullptr;
-  const void* more = nullptr;  // added before the ReLU, or null: the shortcut of a residual pair
-  const void* out = nullptr;   // the result, for the backward of the ReLU; null without it
+  const void* more = nullptr;  // added before the ReLU, such as the shortcut of a residual pair; or null
+  const void* out = nullptr;   // the result, for the backward pass of the ReLU; null without it
   const float *mean = nullptr, *scale = nullptr, *bias = nullptr;
   const float *inverse = nullptr;  // 1 / the standard deviation
-  const float *g_mean = nullptr, *gy_mean = nullptr;  // of the gradient, and of it times the normalised x
+  const float *g_mean = nullptr, *gy_mean = nullptr;  // of the gradient, and of the gradient times the normalised x
   void *y = nullptr, *dx = nullptr;
   void* dmore = nullptr;  // or null
 };
@@ -72,8 +72,8 @@ struct Transpose {
   void* y = nullptr;
 };
 
-// What a convolution reads: a window of `tall` x `wide` pixels of x (batch, height, width, channels) at every step down
-// and across, one behind the other; zeros where it reaches beyond x.
+// The unfolded windows of a convolution: `tall` x `wide` pixels of x (batch, height, width, channels) at every step
+// down and across, one after the other; zeros outside x.
 struct Unfold {
   int64_t batch = 0, height = 0, width = 0, channels = 0;
   int64_t rows = 0, columns = 0;  // of windows
@@ -82,8 +82,8 @@ struct Unfold {
   void* to = nullptr;
 };
 
-// Each channel of x (batch, height, width, channels) with a kernel of its own, (tall, wide, channels); zeros around x.
-// `rows` and `columns` are the result's.
+// Depthwise convolution of x (batch, height, width, channels) with kernels (tall, wide, channels) and zero padding.
+// `rows` and `columns` are those of the result.
 struct Depthwise {
   int64_t batch = 0, height = 0, width = 0, channels = 0;
   int64_t rows = 0, columns = 0;
@@ -93,9 +93,9 @@ struct Depthwise {
   void* y = nullptr;
 };
 
-// A convolution: what becomes of each window of x is `features` numbers.
+// A convolution: maps each window of x to `features` numbers.
 struct Conv {
-  Unfold windows;  // of x, which is `from`
+  Unfold windows;  // of x, given as `from`
   int64_t features = 0;
   const void* kernel = nullptr;  // (tall * wide * channels, features)
   void* y = nullptr;             // (batch, rows, columns, features)
@@ -103,34 +103,34 @@ struct Conv {
   float* dkernel = nullptr;
 };
 
-// How deep a panel of float32 weights is at most: a few rows of so many numbers stay in the first-level cache.
+// Maximum depth of a panel of float32 weights: a few rows of this length stay in the L1 cache.
 constexpr int64_t DEEPEST = 768;
 
-// c = a b + bias, with `gelu` the GELU of that; a (rows, depth), b (depth, columns).
+// c = a b + bias, with `gelu` followed by GELU; a (rows, depth), b (depth, columns).
 struct Dense {
   int64_t rows = 0, depth = 0, columns = 0;
   const void *a = nullptr, *b = nullptr;
   const float* bias = nullptr;  // (columns), or null
   void* c = nullptr;
-  void* plain = nullptr;        // a b + bias, or null where nobody wants it
+  void* plain = nullptr;        // a b + bias, or null if not needed
   bool turned = false;          // b is (columns, depth)
   bool gelu = false;
 };
 
-// c = a' b, and the sums of b's columns; a (depth, rows), b (depth, columns).
+// c = a' b, and the column sums of b; a (depth, rows), b (depth, columns).
 struct DenseGradient {
   int64_t rows = 0, depth = 0, columns = 0;
   const void *a = nullptr, *b = nullptr;
   float *c = nullptr, *sums = nullptr;
 };
 
-// The functions of one type of array. Each works on a part of the whole, so that threads can share it out: attention
-// on one batch element and head, mixed attention on one batch element and, forward, its queries [from, to), a dense layer
-// on a tile of the result, the others on rows [from, to). Sums over rows are added to what is there already, a dense
-// layer's gradient is not.
+// The functions for one element type. Each computes a part of the whole, so that threads can share the work: attention
+// one batch element and head; mixed attention one batch element and, in the forward pass, its queries [from, to); a
+// dense layer a tile of the result; the others rows [from, to). Sums over rows are added to the existing values; the
+// gradient of a dense layer overwrites them.
 struct Kernels {
-  int64_t (*padded)(int64_t size);  // up to whole vectors: how wide the rows of dbias (n, m) are
-  int64_t height, width;            // rows and columns that a dense layer computes at a time
+  int64_t (*padded)(int64_t size);  // rounds up to whole vectors; the row length of dbias (n, m)
+  int64_t height, width;            // of the block that a dense layer computes at a time
   // In floats; the scratch must be aligned to 64 bytes.
   int64_t (*forward_scratch)(const Attention&);
   int64_t (*backward_scratch)(const Attention&);
@@ -160,10 +160,10 @@ struct Kernels {
                          float* scratch);
   int64_t (*conv_scratch)(const Conv&);
   int64_t (*conv_gradient_scratch)(const Conv&);
-  void (*conv)(const Conv&, int64_t from, int64_t to, float* scratch);  // rows of y, counted through all images
+  void (*conv)(const Conv&, int64_t from, int64_t to, float* scratch);  // rows of y, counted over all images
   void (*conv_gradient)(const Conv&, int64_t top, int64_t bottom, float* scratch);  // rows of dkernel
-  // Winograd's algorithm, where it takes the convolution: tiles of 2 x 2 pixels, counted through all images. What they add
-  // to the gradient are its 16 points, (16, channels, features), from which kernel_gradient makes dkernel.
+  // Winograd's algorithm, if it supports the convolution: tiles of 2 x 2 pixels, counted over all images. They
+  // accumulate the 16 points of the gradient, (16, channels, features), from which kernel_gradient computes dkernel.
   bool (*tiled)(const Conv&);
   int64_t (*tiles)(const Conv&);
   int64_t (*tiled_scratch)(const Conv&);

@@ -1,4 +1,4 @@
-"""The compiled library: found, loaded, its handlers made known to XLA; or why not."""
+"""Loads the compiled library and registers its handlers with XLA, or reports why it cannot."""
 
 import ctypes
 import os
@@ -14,11 +14,11 @@ import numpy as np
 from jax.sharding import PartitionSpec
 
 PATH = Path(__file__).with_name("libsmallvit_kernels.so")
-VARIABLE = "SMALLVIT_KERNELS"  # avx512, avx2, portable: this instruction set; 0: off; unset: the best there is
+VARIABLE = "SMALLVIT_KERNELS"  # avx512, avx2, portable: use this instruction set; 0: off; unset: the best available
 
-# The handlers: arguments, then results, a letter each, for how they lie on several devices. r: each device has its part
-# of the leading axis; c: of the last one; w: each has the whole; m: the same, masks that rows take in turn; s: each has
-# a sum over its rows, and all are added up.
+# The handlers, with one letter per argument and result that says how it is sharded over devices. r: by the leading
+# axis; c: by the last axis; w: replicated; m: replicated masks, which rows use in turn; s: each device has a sum over
+# its rows, and the sums are added up.
 _HANDLERS = {
     "attention_forward": "rrrwwm->rr",
     "attention_backward": "rrrwwmrr->rrrrs",
@@ -46,13 +46,13 @@ _HANDLERS = {
     "depthwise_gradient": "rr->s",
 }
 
-# jax traces anew when it changes: a function that was traced before does not bring its kernels along.
+# jax retraces when it changes, so that a function traced before does not keep its kernels.
 _off = jax.make_user_context(False)
 
 
 @dataclass(frozen=True)
 class Status:
-    """Whether the native kernels are there, and with which instruction set, or why not."""
+    """The instruction set of the native kernels, or why they are not in use."""
 
     path: Path
     instruction_set: str | None
@@ -81,19 +81,19 @@ def _library(path: Path) -> ctypes.CDLL:
             handler = jax.ffi.pycapsule(getattr(library, f"smallvit_{name}"))
             jax.ffi.register_ffi_target(f"smallvit_{name}", handler, platform="cpu")
     except Exception as error:  # built for another system, another jaxlib, or an older version of this package
-        raise _Unusable(f"{path.name} does not load: {str(error).splitlines()[0]}") from error
+        raise _Unusable(f"{path.name} cannot be loaded: {str(error).splitlines()[0]}") from error
     return library
 
 
 def choose(name: str) -> str | None:
-    """Uses this instruction set from now on, the best one for ""; None if the CPU has no such one."""
+    """Selects an instruction set, the best one for "", and returns its name; None if the CPU does not have it."""
     found = _library(PATH).smallvit_choose(name.encode())
     return None if found is None else found.decode()
 
 
 @cache
 def has_bfloat16() -> bool:
-    """Whether the CPU multiplies bfloat16 numbers itself, as XLA makes use of."""
+    """Whether the CPU has bfloat16 instructions, which XLA uses."""
     return bool(_library(PATH).smallvit_has_bfloat16())
 
 
@@ -110,10 +110,10 @@ def status() -> Status:
 
 
 def usable() -> bool:
-    """Whether what is traced now may contain native kernels.
+    """Whether the code being traced may contain native kernels.
 
-    With several devices only where a mesh is set (`jax.set_mesh`), over which the calls are spread: XLA does not know
-    how to divide a foreign function, and each device would compute everything.
+    With several devices, only if a mesh is set (`jax.set_mesh`), over which the calls are sharded: XLA cannot shard a
+    foreign function itself, and each device would compute everything.
     """
     found = status().instruction_set is not None
     one = jax.device_count() == 1 or not jax.sharding.get_abstract_mesh().empty
@@ -122,18 +122,18 @@ def usable() -> bool:
 
 @contextmanager
 def disabled() -> Iterator[None]:
-    """No native kernels in what is traced within, such as a program that is exported to other machines."""
+    """Within this context, traced code has no native kernels, as in a program exported to other machines."""
     with _off(True):
         yield
 
 
 def some(*shape: int) -> bool:
-    """Whether there is anything to do, and it is known how much: a symbolic size is no int."""
+    """Whether all sizes are known and positive; a symbolic size is not an int."""
     return all(isinstance(size, int) and size > 0 for size in shape)
 
 
 def optional(x: jax.Array | None, axes: int) -> jax.Array:
-    """A foreign function has no optional arguments: an array without elements stands for None."""
+    """Replaces None by an empty array, since a foreign function has no optional arguments."""
     return jnp.zeros((0,) * axes, jnp.float32) if x is None else x
 
 
@@ -147,9 +147,9 @@ def call(
     *args: jax.Array | np.ndarray,
     **attributes: bool | np.float32 | np.int64 | np.ndarray,
 ) -> Sequence[jax.Array]:
-    """The results of one handler, each device computing its rows. Under vmap one call after the other."""
+    """Calls a handler; each device computes its rows. Under vmap, calls are sequential."""
     if status().instruction_set is None:
-        raise ValueError(f"{status()}: ask smallvit.kernels.usable() first")
+        raise ValueError(f"{status()}: check smallvit.kernels.usable() first")
     mesh = jax.sharding.get_abstract_mesh()
     arguments, _, returns = _HANDLERS[name].partition("->")
     if mesh.size < 2 or mesh.manual_axes or not _divides(mesh.size, arguments, args):
@@ -170,7 +170,7 @@ def _call(name: str, results: list[jax.ShapeDtypeStruct], args: Sequence, attrib
 
 
 def _divides(parts: int, kinds: str, args: Sequence[jax.Array | np.ndarray]) -> bool:
-    """Whether each device gets as many rows, and the same maps for them."""
+    """Whether all devices get the same number of rows, and the right masks for them."""
     rows = len(args[0])
     maps = [len(arg) for arg, kind in zip(args, kinds, strict=True) if kind == "m"]
     return rows % parts == 0 and all(rows // parts % number == 0 for number in maps if number)

@@ -1,4 +1,4 @@
-"""x @ kernel + bias and, where wanted, the GELU of it, in one pass; and the gradients."""
+"""x @ kernel + bias with an optional GELU, in one pass; and the gradients."""
 
 import jax
 import jax.numpy as jnp
@@ -6,11 +6,11 @@ from jaxtyping import Array, Float
 
 from smallvit.kernels.library import call, has_bfloat16, like, optional, some, usable
 
-FEWEST = 16  # rows: packing the weights is not worth it for less
+FEWEST = 16  # rows: with fewer, packing the weights does not pay off
 
 
 def multiplies(x: Array, kernel: Array) -> bool:
-    """Whether `dense` takes these. Not where the CPU multiplies bfloat16 numbers itself: XLA is faster there."""
+    """Whether `dense` supports these. XLA is faster on CPUs with bfloat16 instructions."""
     return (
         usable()
         and x.dtype == kernel.dtype
@@ -24,7 +24,7 @@ def multiplies(x: Array, kernel: Array) -> bool:
 def dense(
     x: Float[Array, "n d"], kernel: Float[Array, "d k"], bias: Float[Array, " k"] | None = None, *, gelu: bool = False
 ) -> Float[Array, "n k"]:
-    """The product x @ kernel + bias, or the exact GELU of that, added up in float32; the result has the type of x."""
+    """Computes x @ kernel + bias, optionally with exact GELU, in float32; the result has the type of x."""
     bias = None if bias is None else bias.astype(jnp.float32)
     return _dense_gelu(x, kernel, bias) if gelu else _dense(x, kernel, bias)
 
@@ -35,12 +35,12 @@ def _product(x: Array, kernel: Array, bias: Array | None, *, turned: bool = Fals
 
 
 def turned_product(x: Float[Array, "n k"], kernel: Float[Array, "d k"]) -> Float[Array, "n d"]:
-    """X @ kernel.T, not to be differentiated."""
+    """Returns x @ kernel.T, without a gradient."""
     return _product(x, kernel, None, turned=True)
 
 
 def _gradients(x: Array, kernel: Array, dy: Array) -> tuple[Array, Array, Array]:
-    """Of x, kernel and bias."""
+    """Returns the gradients of x, kernel and bias."""
     dkernel = jax.ShapeDtypeStruct(kernel.shape, jnp.float32)
     dkernel, dbias = call("dense_gradient", [dkernel, jax.ShapeDtypeStruct(dy.shape[1:], jnp.float32)], x, dy)
     return turned_product(dy, kernel), dkernel.astype(kernel.dtype), dbias
@@ -73,7 +73,7 @@ def _gelu_forward(x: Array, kernel: Array, bias: Array | None) -> tuple[Array, t
 
 def _gelu_backward(saved: tuple, dy: Array) -> tuple[Array, Array, Array | None]:
     x, kernel, bias, plain = saved
-    nothing = jnp.zeros(plain.shape[1:], jnp.float32)  # plain has the bias in it
+    nothing = jnp.zeros(plain.shape[1:], jnp.float32)  # plain includes the bias
     dplain, dbias = call("gelu_backward", [like(plain), like(nothing)], plain, nothing, dy)
     dx, dkernel, _ = _gradients(x, kernel, dplain)
     return dx, dkernel, None if bias is None else dbias

@@ -1,4 +1,4 @@
-"""Attention whose heads talk before and after the softmax; no map in memory, backward computes them again."""
+"""Attention with heads mixed before and after the softmax; maps are not stored, the backward pass recomputes them."""
 
 import jax
 import jax.numpy as jnp
@@ -10,7 +10,7 @@ from smallvit.kernels.library import call, like, optional
 
 
 def mixes(q: Array, k: Array | None, v: Array | None, heads: int, allowed: np.ndarray | None) -> bool:
-    """Whether `attend_mixed` takes these."""
+    """Whether `attend_mixed` supports these."""
     if k is None or v is None:
         return attends_packed(q, heads, None, allowed)
     return attends(q, k, v, heads, None, allowed)
@@ -29,10 +29,10 @@ def attend_mixed(
     *,
     mask_diagonal: bool = False,
 ) -> Float[Array, "*lead n e"]:
-    """`attend` with heads mixed, by weights from head to head: the logits by `pre`, the softmax by `post`.
+    """`attend` with heads mixed by weights from head to head: the logits by `pre`, the softmax by `post`.
 
-    With a `norm` (scale, bias, epsilon), mixed maps are then normalised over the heads. Masks are for the mixed logits.
-    Without k and v, q is all three, as `attend_packed` has it.
+    With a `norm` (scale, bias, epsilon), mixed maps are then normalised over the heads. Masks apply to the mixed
+    logits. Without k and v, q holds all three, as in `attend_packed`.
     """
     lead, n = q.shape[:-2], q.shape[-2]
     none = jnp.zeros((0, 0, 0), q.dtype)

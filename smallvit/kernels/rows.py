@@ -1,4 +1,4 @@
-"""What is done row by row: LayerNorm, bias and GELU, and a transpose that XLA does not fold away."""
+"""Row-wise operations: LayerNorm, BatchNorm, bias with GELU, and a transpose that XLA does not fold away."""
 
 import jax
 import jax.numpy as jnp
@@ -9,7 +9,7 @@ from smallvit.kernels.library import call, like, optional, some, usable
 
 
 def takes_rows(x: Array) -> bool:
-    """Whether `layer_norm`, `bias_gelu` and, for two axes, `transpose` take this array."""
+    """Whether `layer_norm`, `bias_gelu` and, for two axes, `batch_norm` and `transpose` support this array."""
     return usable() and x.ndim >= 1 and x.dtype in (jnp.float32, jnp.bfloat16) and some(*x.shape)
 
 
@@ -29,21 +29,21 @@ def batch_norm(
     epsilon: float,
     relu: bool,
 ) -> tuple[Float[Array, "n d"], Float[Array, " d"], Float[Array, " d"]]:
-    """The normalised columns, plus `more`, through a ReLU if wanted; and the columns' means and variances.
+    """Normalises columns, adds `more`, applies an optional ReLU; also returns the columns' means and variances.
 
-    Nothing is differentiated through the means and the variances.
+    The means and variances have no gradient.
     """
     return _batch_norm(epsilon, relu, x, scale.astype(jnp.float32), bias.astype(jnp.float32), more)
 
 
 def bias_gelu(x: Float[Array, "*lead d"], bias: Float[Array, " d"]) -> Float[Array, "*lead d"]:
-    """The exact GELU of x + bias, computed in float32; the result has the type of x."""
+    """Exact GELU of x + bias, computed in float32; the result has the type of x."""
     return _bias_gelu(x.reshape(-1, x.shape[-1]), bias.astype(jnp.float32)).reshape(x.shape)
 
 
 @jax.custom_vjp
 def transpose(x: Float[Array, "n m"]) -> Float[Array, "m n"]:
-    """x', in memory: XLA folds its own transpose into a matrix product, even where that makes the product slow."""
+    """Transposes x in memory: XLA folds its own transpose into a matrix product, even if that makes it slow."""
     return call("transpose", [jax.ShapeDtypeStruct(x.shape[::-1], x.dtype)], x)[0]
 
 
@@ -85,7 +85,7 @@ def _batch_forward(
 def _batch_backward(
     epsilon: float, relu: bool, saved: tuple, cotangents: tuple
 ) -> tuple[Array, Array, Array, Array | None]:
-    x, scale, mean, var, y, adds = saved  # None where nothing was added
+    x, scale, mean, var, y, adds = saved  # adds is None if nothing was added
     none, dy = jnp.zeros((0, 0), x.dtype), cotangents[0]
     rows, constants = np.int64(len(x)), dict(epsilon=np.float32(epsilon), relu=relu)
     out = none if y is None else y

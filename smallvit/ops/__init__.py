@@ -1,4 +1,4 @@
-"""Functions on arrays, without parameters of their own: what layers compute with, and which kernel serves."""
+"""Stateless functions on arrays, used by the layers; they call a native kernel where one is available."""
 
 from smallvit.ops.attention import attend
 from smallvit.ops.conv import convolve, plain_convolutions, unfold

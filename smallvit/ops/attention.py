@@ -1,4 +1,4 @@
-"""Attention on arrays: by a native kernel where one serves, otherwise in JAX, with the derivative written out."""
+"""Attention on arrays: by a native kernel where available, else in JAX with a custom derivative."""
 
 from functools import partial
 from typing import NamedTuple
@@ -16,14 +16,14 @@ from smallvit.ops.dense import align, at_least_float32
 def readable(
     n: int, m: int, allowed: Bool[np.ndarray, "*lead n m"] | None, *, mask_diagonal: bool
 ) -> Bool[np.ndarray, "*lead n m"] | None:
-    """Which query reads which key; a numpy constant, since ONNX has no runnable `eye`. None: all read all."""
+    """Returns which query may attend to which key, None for all; in numpy, since ONNX has no runnable `eye`."""
     if allowed is None and not mask_diagonal:
         return None
     itself = np.eye(n, m, dtype=bool)
     allowed = np.ones((n, m), bool) if allowed is None else allowed
     if mask_diagonal:
         allowed = allowed & ~itself
-    # A query with nothing left to read, such as one lone token, reads itself: a softmax of only -inf is NaN.
+    # A query without any allowed key, such as a single token, attends to itself: a softmax of only -inf is NaN.
     return allowed | (itself & ~allowed.any(-1, keepdims=True))
 
 
@@ -39,7 +39,7 @@ def attend(
     values: int | None = None,
     mask_diagonal: bool = False,
 ) -> Float[Array, "*lead n e"]:
-    """Attention without a map to look at; its arguments are those of `Attend`."""
+    """Computes attention without returning the map; the arguments are those of `Attend`."""
     scales = jnp.broadcast_to(scale, (heads,))
     if values is not None:
         if kernels.attends_joined(q, k, heads, values, bias, allowed):
@@ -58,7 +58,7 @@ def attend(
 
 
 class HeadNorm(NamedTuple):
-    """A LayerNorm over the heads, at each position of their maps."""
+    """Parameters of a LayerNorm over the heads, at each position of their maps."""
 
     scale: Float[Array, " h"]
     bias: Float[Array, " h"]
@@ -66,7 +66,7 @@ class HeadNorm(NamedTuple):
 
 
 class Mix(NamedTuple):
-    """What makes one head's map out of all heads' maps: weights, from head to head, a bias, and a norm behind them."""
+    """Parameters that mix the maps of all heads: weights from head to head, a bias, and a norm after them."""
 
     kernel: Float[Array, "h h"]
     bias: Float[Array, " h"] | None = None
@@ -75,7 +75,7 @@ class Mix(NamedTuple):
 
 def mix_heads(maps: Float[Array, "*lead h n m"], mix: Mix) -> Float[Array, "*lead h n m"]:
     heads, kernel = maps.shape[-3], mix.kernel.astype(maps.dtype)
-    # A product for each image: in one for all, whose gradient adds up over images too, maps would be transposed.
+    # One product per image: a single product, whose gradient also sums over images, would transpose the maps.
     flat = maps.reshape(-1, heads, maps.shape[-2] * maps.shape[-1])
     each = jnp.broadcast_to(kernel[None], (flat.shape[0], heads, heads))
     maps = jnp.einsum("bhg,bhx->bgx", each, flat).reshape(maps.shape)
@@ -103,9 +103,9 @@ def attend_mixed(
     heads: int,
     mask_diagonal: bool = False,
 ) -> Float[Array, "*lead n e"]:
-    """`attend` with the heads' logits mixed by `pre` and their softmax by `post`; masks are for the mixed logits."""
+    """`attend` with the heads' logits mixed by `pre` and their softmax by `post`; masks apply to the mixed logits."""
     if kernels.mixes(q, k, v, heads, allowed) and (pre is None or pre.norm is None):
-        # A softmax does not see a constant, so that the first bias has no effect, and no gradient but rounding errors.
+        # A constant does not change a softmax: the bias of `pre` has no effect, and only rounding errors as gradient.
         mixes = (None if pre is None else pre.kernel, *_whole(post, heads))
         scales, norm = jnp.broadcast_to(scale, (heads,)), None if post is None else post.norm
         return kernels.attend_mixed(q, k, v, scales, *mixes, allowed, norm, mask_diagonal=mask_diagonal)
@@ -119,13 +119,13 @@ def attend_mixed(
 
 
 def _whole(mix: Mix | None, heads: int) -> tuple[Array, Array]:
-    """Weights and bias, whatever is left out."""
+    """Returns weights and bias, with defaults for missing ones."""
     kernel = jnp.eye(heads) if mix is None else mix.kernel
     return kernel, jnp.zeros(heads) if mix is None or mix.bias is None else mix.bias
 
 
 def split_joined(q: Array, k: Array | None, heads: int, values: int) -> tuple[Array, Array, Array]:
-    """(q, k, v), head after head, where each head's stand side by side in q, or its keys and values in k."""
+    """Splits q, or k, in which queries, keys and values are concatenated within each head, into (q, k, v)."""
     read = rearrange(q if k is None else k, "... m (h e) -> ... m h e", h=heads)
     keys, v = jnp.split(read, [read.shape[-1] - values], axis=-1)
     parts = [*(jnp.split(keys, 2, axis=-1) if k is None else (keys,)), v]
@@ -134,7 +134,7 @@ def split_joined(q: Array, k: Array | None, heads: int, values: int) -> tuple[Ar
 
 
 def split_heads(q: Array, k: Array | None, v: Array | None, heads: int) -> tuple[Array, Array, Array]:
-    """(..., h, n, d) of each: head-major products are three times as fast on a CPU."""
+    """Returns each as (..., h, n, d): head-major products are three times as fast on a CPU."""
     if k is None or v is None:
         q, k, v = jnp.split(q, 3, axis=-1)
     q, k, v = (rearrange(x, "... n (h d) -> ... h n d", h=heads) for x in (q, k, v))
@@ -168,10 +168,10 @@ def attend_pure(
     bias: Float[Array, "*some n m"] | None,
     keep: Bool[Array, "*other n m"] | Bool[np.ndarray, "*other n m"] | None,
 ) -> Float[Array, "*lead n e"]:
-    """softmax(q k' + bias, where keep) v, for when nobody looks at the map.
+    """softmax(q k' + bias, where keep) v, without returning the map.
 
-    Its derivative is written out: the map is computed again rather than kept, and the sums are divided out of the
-    small product instead of the large map. That is a fifth less time for a training step on a CPU than autodiff's.
+    The custom derivative recomputes the map instead of storing it, and divides the small product by the sums instead of
+    the large map. A training step on a CPU takes a fifth less time than with autodiff.
     """
     return _attend_forward(q, k, v, bias, keep)[0]
 

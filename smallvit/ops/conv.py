@@ -1,4 +1,4 @@
-"""Convolutions over a grid: which way serves, and the derivatives of our own ways."""
+"""Convolutions over a grid: the choice of implementation, and custom derivatives."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,15 +12,15 @@ from jaxtyping import Array, Float
 from smallvit import kernels
 from smallvit.ops.dense import at_least_float32, multiply
 
-# jax traces anew when it changes.
+# jax retraces when it changes.
 _plain = jax.make_user_context(False)
 
 
 @contextmanager
 def plain_convolutions() -> Iterator[None]:
-    """Convolutions within are one operation each, which every compiler knows, as in a program for other machines.
+    """Within this context, a convolution is one standard operation, as in exported programs.
 
-    Otherwise a CPU has them as the sums and products that it computes faster, above all their gradients.
+    Otherwise, a CPU uses sums and products, which are faster, above all in the gradients.
     """
     with _plain(True):
         yield
@@ -34,7 +34,7 @@ def convolve(
     *,
     depthwise: bool = False,
 ) -> Float[Array, "b i j k"]:
-    """The convolution of a grid with zeros around it; `depthwise`, each channel with kernels of its own."""
+    """Convolves a zero-padded grid; with `depthwise`, each channel has its own kernels."""
     way = _plainly if _plain.value else depthwise_conv if depthwise else _convolve
     return way(x, kernel, stride, padding)
 
@@ -42,7 +42,7 @@ def convolve(
 def _convolve(x: Array, kernel: Array, stride: tuple[int, int], padding: tuple[int, int]) -> Array:
     if kernels.convolves(x, kernel, stride, padding):
         return kernels.conv(x, kernel, stride, padding)
-    # On a CPU the gradients take half the time as matrix products, for which x is copied. Not where that grows much.
+    # On a CPU, gradients take half the time as matrix products, for which x is unfolded, unless that is much larger.
     if jax.default_backend() == "cpu" and prod(kernel.shape[:2]) <= 4 * prod(stride):
         p, q, _, features = kernel.shape
         patches = unfold(x, (p, q), stride, padding)
@@ -65,11 +65,11 @@ def _plainly(x: Array, kernel: Array, stride: tuple[int, int], padding: tuple[in
 def unfold(
     x: Float[Array, "b h w c"], size: tuple[int, int], stride: tuple[int, int], padding: tuple[int, int]
 ) -> Float[Array, "b i j d"]:
-    """Windows of a grid at every stride, flattened row by row, the channels fastest; zeros stand around the grid."""
+    """Returns the windows of a zero-padded grid at every stride, each flattened row by row, channels fastest."""
     if kernels.unfolds(x, size, stride, padding):
         return kernels.unfold(x, size, stride, padding)
     x = jnp.pad(x, [(0, 0), *((side, side) for side in padding), (0, 0)])
-    # Strided slices, for a gather's derivative is far slower: of columns, then of rows.
+    # Strided slices of columns, then of rows: the derivative of a gather is far slower.
     for axis in (2, 1):
         length, step = size[axis - 1], stride[axis - 1]
         reach = (x.shape[axis] - length) // step * step + 1
@@ -81,9 +81,9 @@ def unfold(
 def depthwise_conv(
     x: Float[Array, "b h w c"], kernel: Float[Array, "p q 1 k"], stride: tuple[int, int], padding: tuple[int, int]
 ) -> Float[Array, "b i j k"]:
-    """Each channel with kernels of its own, as a sum over the places in the kernel.
+    """Convolves each channel with its own kernels, as a sum over the kernel positions.
 
-    XLA's own takes twenty times as long on a CPU, and its derivative is slower still: that is written out, too.
+    XLA's convolution takes twenty times as long on a CPU, and its derivative is even slower, hence a custom one.
     """
     if kernels.convolves_depthwise(x, kernel, stride, padding):
         return kernels.depthwise(x, kernel, stride, padding)
@@ -93,7 +93,7 @@ def depthwise_conv(
 def _reads(
     stride: tuple[int, int], padding: tuple[int, int], x: Array, kernel: Array
 ) -> tuple[Array, list[tuple[int, int, slice, slice]]]:
-    """The padded x, and for each place in the kernel the rows and columns of it that are read there."""
+    """Returns the padded x, and for each kernel position the rows and columns that it reads."""
     padded = jnp.pad(x, [(0, 0), *((side, side) for side in padding), (0, 0)])
 
     def places(axis: int) -> list[slice]:
@@ -104,7 +104,7 @@ def _reads(
     return padded, [(i, j, rows, columns) for i, rows in enumerate(places(0)) for j, columns in enumerate(places(1))]
 
 
-# jitted for its name alone, by which multiplications are counted
+# jitted only for its name, which is used to count multiplications
 @partial(jax.jit, static_argnums=(0, 1))
 def depthwise_sum(stride: tuple[int, int], padding: tuple[int, int], x: Array, kernel: Array) -> Array:
     padded, places = _reads(stride, padding, x, kernel)
@@ -118,7 +118,7 @@ def depthwise_sum(stride: tuple[int, int], padding: tuple[int, int], x: Array, k
 def _depthwise_backward(
     stride: tuple[int, int], padding: tuple[int, int], saved: tuple[Array, Array], dy: Array
 ) -> tuple[Array, Array]:
-    """What a place in the kernel has read is a slice of x, and what it adds to dx is the same slice."""
+    """Each kernel position reads one slice of x, and adds to the same slice of dx."""
     x, kernel = saved
     padded, places = _reads(stride, padding, x, kernel)
     channels, wide = x.shape[-1], at_least_float32(x.dtype)
@@ -126,7 +126,7 @@ def _depthwise_backward(
     dys = [dy[..., copy :: weights.shape[-1]] for copy in range(weights.shape[-1])]
     dkernel, dpadded = [], jnp.zeros(padded.shape, wide)
     for i, j, rows, columns in places:
-        # Sums over the rows of a matrix: over three axes at once they take six times as long.
+        # As a sum over the rows of a matrix: a sum over three axes takes six times as long.
         read = padded[:, rows, columns].reshape(-1, channels)
         dkernel.append(jnp.stack([(read * dy.reshape(read.shape)).astype(wide).sum(0) for dy in dys], axis=-1))
         back = reduce(jnp.add, ((dy * weights[i, j, ..., copy]).astype(wide) for copy, dy in enumerate(dys)))

@@ -1,4 +1,4 @@
-"""Matrix products with bias and GELU, and what arrays need to be multiplied."""
+"""Matrix products with bias and GELU, and their helpers."""
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +15,7 @@ def at_least_float32(dtype: DTypeLike) -> jnp.dtype:
 def multiply(
     x: Float[Array, "n d"], kernel: Float[Array, "d k"], bias: Float[Array, " k"] | None = None, *, gelu: bool = False
 ) -> Float[Array, "n k"]:
-    """The product x @ kernel + bias or, with `gelu`, the exact GELU of that, in the type of x."""
+    """Computes x @ kernel + bias, followed by exact GELU with `gelu`; the result has the type of x."""
     if kernels.multiplies(x, kernel):
         return kernels.dense(x, kernel, bias, gelu=gelu)
     y = product(x, kernel)
@@ -26,13 +26,13 @@ def multiply(
 
 
 def exact_gelu(x: Float[Array, "*any"]) -> Float[Array, "*any"]:
-    """GELU with erf, absolute error 1e-6; jax's own, with erfc, takes twice as long on a CPU."""
+    """GELU with erf, absolute error 1e-6; that of jax, with erfc, takes twice as long on a CPU."""
     y = x.astype(at_least_float32(x.dtype))
     return (y * (0.5 + 0.5 * jax.lax.erf(y * 0.5**0.5))).astype(x.dtype)
 
 
 def product(x: Float[Array, "n d"], kernel: Float[Array, "d k"]) -> Float[Array, "n k"]:
-    """The matrix product, added up in float32 at least; the kernels' way rounds the sum to bfloat16 at once."""
+    """Matrix product, accumulated in at least float32; with the kernels, a bfloat16 result is rounded at once."""
     if x.dtype == jnp.bfloat16 and kernels.takes_rows(x):
         return _bfloat16_product(x, kernel)
     return jnp.dot(x, kernel, preferred_element_type=at_least_float32(x.dtype))
@@ -44,7 +44,7 @@ def _bfloat16_product(x: Array, kernel: Array) -> Array:
 
 
 def _bfloat16_backward(saved: tuple[Array, Array], dy: Array) -> tuple[Array, Array]:
-    # The kernel's gradient adds up over rows, which a CPU does three times as fast when they lie side by side.
+    # The kernel's gradient sums over rows, which is three times as fast on a CPU if they are contiguous.
     x, kernel = saved
     dx = jnp.dot(dy, kernel.T, preferred_element_type=jnp.float32)
     dkernel = jnp.dot(kernels.transpose(x), dy, preferred_element_type=jnp.float32)
@@ -55,5 +55,5 @@ _bfloat16_product.defvjp(lambda x, kernel: (_bfloat16_product(x, kernel), (x, ke
 
 
 def align(x: Array, like: Array) -> Array:
-    """`x` with leading axes of length 1 up to the rank of `like`: broadcasting, said aloud."""
+    """Adds leading axes of length 1 to `x`, up to the rank of `like`: explicit broadcasting."""
     return x.reshape((1,) * (like.ndim - x.ndim) + x.shape)

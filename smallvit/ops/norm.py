@@ -1,4 +1,4 @@
-"""Normalisation of rows and of columns; the derivatives are written out."""
+"""Normalisation of rows and of columns, with custom derivatives."""
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +12,7 @@ from smallvit.ops.dense import at_least_float32
 def layer_norm(
     x: Float[Array, "n d"], scale: Float[Array, " d"], bias: Float[Array, " d"], epsilon: float, dtype: DTypeLike
 ) -> Float[Array, "n d"]:
-    """LayerNorm of rows, in float32 at least; the result has this type."""
+    """LayerNorm of rows, computed in at least float32; the result has type `dtype`."""
     if x.dtype == dtype and kernels.takes_rows(x):
         return kernels.layer_norm(x, scale, bias, epsilon)
     return normalise(x, scale, bias, epsilon).astype(dtype)
@@ -22,7 +22,7 @@ def layer_norm(
 def normalise(
     x: Float[Array, "n d"], scale: Float[Array, " d"], bias: Float[Array, " d"], epsilon: float | Array
 ) -> Float[Array, "n d"]:
-    """LayerNorm of rows, in float32 at least. The derivative is written out: one pass over the rows, not four."""
+    """LayerNorm of rows, in at least float32. The custom derivative takes one pass over the rows instead of four."""
     return _normalise_forward(x, scale, bias, epsilon)[0]
 
 
@@ -56,7 +56,7 @@ def batch_norm(
     *,
     relu: bool,
 ) -> tuple[Float[Array, "n d"], Float[Array, " d"], Float[Array, " d"]]:
-    """Columns normalised, in float32 at least, plus `more`, through a ReLU if wanted; their means and variances."""
+    """Normalises columns in at least float32, adds `more`, applies an optional ReLU; also returns mean and variance."""
     if x.dtype == dtype and kernels.takes_rows(x):
         return kernels.batch_norm(x, scale, bias, more, epsilon, relu)
     y, mean, var = normalise_columns(x.astype(at_least_float32(x.dtype)), scale, bias, epsilon)
@@ -68,7 +68,7 @@ def batch_norm(
 def normalise_columns(
     x: Float[Array, "n d"], scale: Float[Array, " d"], bias: Float[Array, " d"], epsilon: float | Array
 ) -> tuple[Float[Array, "n d"], Float[Array, " d"], Float[Array, " d"]]:
-    """The normalised columns, their means and their variances; through these two nothing is differentiated."""
+    """Returns the normalised columns, their means and variances; the latter two have no gradient."""
     return _columns_forward(x, scale, bias, epsilon)[0]
 
 

@@ -1,4 +1,4 @@
-"""From an image to flat patches, of the image alone or of its shifted copies too (https://arxiv.org/abs/2112.13492)."""
+"""Cutting an image, optionally with its shifted copies (https://arxiv.org/abs/2112.13492), into flat patches."""
 
 from typing import Literal
 
@@ -11,20 +11,20 @@ from smallvit.ops.size import Size, grid_size, pair
 Directions = Literal["diagonal", "cardinal", "all"]
 SPTOption = bool | Directions  # True is the paper's choice, "diagonal"
 
-# Where a shifted copy reads, in shifts: copy[i, j] = x[i + down * shift, j + across * shift].
+# Offsets of a shifted copy, in shifts: copy[i, j] = x[i + down * shift, j + across * shift].
 _DIAGONAL = ((-1, -1), (-1, 1), (1, -1), (1, 1))
 _CARDINAL = ((0, -1), (0, 1), (-1, 0), (1, 0))
 _OFFSETS = {"diagonal": _DIAGONAL, "cardinal": _CARDINAL, "all": _DIAGONAL + _CARDINAL}
 
 
 def patchify(x: Float[Array, "b H W c"], patch_size: Size) -> Float[Array, "b h w p"]:
-    """Non-overlapping patches, each flattened row by row with the channels fastest."""
+    """Returns non-overlapping patches, each flattened row by row with the channels fastest."""
     h, w = grid_size((x.shape[1], x.shape[2]), patch_size)
     return rearrange(x, "b (h p) (w q) c -> b h w (p q c)", h=h, w=w)
 
 
 def shifted_copies(x: Float[Array, "b H W c"], shift: Size, directions: str = "diagonal") -> Float[Array, "b H W k"]:
-    """The image and its copies moved by `shift` pixels, zeros moving in, side by side on the channels."""
+    """Concatenates the image and its copies, shifted by `shift` pixels with zero padding, along the channels."""
     if directions not in _OFFSETS:
         raise ValueError(f"unknown shift directions {directions!r}: choose one of {', '.join(_OFFSETS)}")
     down, across = (shift, shift) if isinstance(shift, int) else shift
@@ -41,7 +41,7 @@ def shifted_copies(x: Float[Array, "b H W c"], shift: Size, directions: str = "d
 def shift_image(
     image: Float[Array, "b H W c"], stride: Size, *, spt: SPTOption, shift: Size | None = None
 ) -> Float[Array, "b H W k"]:
-    """What of SPT goes before a first layer that overlaps: the shifted copies, by half its stride."""
+    """The part of SPT before a first layer with overlapping patches: copies shifted by half its stride."""
     if not spt:
         return image
     p, q = pair(stride)

@@ -1,11 +1,11 @@
-"""Fixed positions of the tokens of a grid."""
+"""Fixed position embeddings of a token grid."""
 
 import numpy as np
 from jaxtyping import Float
 
 
 def sincos_2d(grid: tuple[int, int], dim: int, temperature: float = 10_000.0) -> Float[np.ndarray, "n d"]:
-    """Fixed positions: sine and cosine of x, then of y, at dim / 4 frequencies (https://arxiv.org/abs/2104.02057)."""
+    """Sine and cosine of x, then of y, at dim / 4 frequencies (https://arxiv.org/abs/2104.02057)."""
     if dim % 4 or dim < 8:
         raise ValueError(
             f"dim={dim} must be a multiple of 4, at least 8: each of sin x, cos x, sin y, cos y takes a quarter"

@@ -1,4 +1,4 @@
-"""Computing a part of the model again in the backward pass, instead of keeping what is in it."""
+"""Rematerialisation: recomputing parts of the model in the backward pass instead of storing activations."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -13,28 +13,28 @@ _recompute = jax.make_user_context(False)
 
 @contextmanager
 def recompute(on: bool = True) -> Iterator[None]:
-    """Blocks that are traced for training within keep nothing but their input: backward computes them again.
+    """Within this context, blocks traced for training only store their input; the backward pass recomputes them.
 
-    Not those with a BatchNorm inside, whose statistics are to be changed once only.
+    Blocks with a BatchNorm are excluded, since its statistics must be updated only once.
     """
     with _recompute(on):
         yield
 
 
 def recomputes() -> bool:
-    """Whether what is traced now is to be computed again."""
+    """Whether the code being traced is to be recomputed."""
     return _recompute.value
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
 def recomputed(run: Callable[..., Array], params: PyTree, x: Array, context: Array | None, key: Array | None) -> Array:
-    """What `run` gives, of which backward keeps the arguments alone."""
+    """Calls `run`, and stores only its arguments for the backward pass."""
     return run(params, x, context, key)
 
 
 def _recompute_backward(run: Callable[..., Array], saved: tuple, dy: Array) -> tuple[PyTree, Array, Array | None, None]:
     params, x, context, key = saved
-    # XLA merges equal computations, and nothing would be saved: here the input seems to depend on dy.
+    # XLA merges equal computations, which would save nothing: make the input seem to depend on dy.
     some = dy.reshape(-1)[0]
     x = jnp.where(some == some, x, jnp.nan)
     _, back = jax.vjp(lambda params, x, context: run(params, x, context, key), params, x, context)

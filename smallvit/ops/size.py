@@ -1,4 +1,4 @@
-"""Sizes of images, patches and grids, and what is said when they do not fit."""
+"""Sizes of images, patches and grids, and their error messages."""
 
 from collections.abc import Callable
 
@@ -8,11 +8,11 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
 Size = int | tuple[int, int]
-Images = Array | np.ndarray  # what a user hands in, "b H W c" if `check_image` finds it right
+Images = Array | np.ndarray  # a user's input; "b H W c" after `check_image`
 
 
 def pair(size: Size) -> tuple[int, int]:
-    """(height, width) of an int or a pair."""
+    """Returns (height, width) for an int or a pair."""
     height, width = (size, size) if isinstance(size, int) else size
     if height < 1 or width < 1:
         raise ValueError(f"size {size} must be positive: give an int or a pair (height, width)")
@@ -20,15 +20,15 @@ def pair(size: Size) -> tuple[int, int]:
 
 
 def per_stage(name: str, value: int | tuple[int, ...], stages: int) -> tuple[int, ...]:
-    """One number for each stage, given as such or as one for all."""
+    """Returns one number per stage, given as such or as one number for all."""
     values = (value,) * stages if isinstance(value, int) else value
     if len(values) != stages:
-        raise ValueError(f"{name}={value} must be one number for all stages, or {stages} numbers, one a stage")
+        raise ValueError(f"{name}={value} must be one number for all stages, or {stages} numbers, one per stage")
     return values
 
 
 def grid_size(image_size: Size, patch_size: Size) -> tuple[int, int]:
-    """How many patches fit into the image, down and across."""
+    """Returns the number of patches in the image, down and across."""
     (height, width), (p, q) = pair(image_size), pair(patch_size)
     if height % p or width % q:
         raise ValueError(
@@ -39,7 +39,7 @@ def grid_size(image_size: Size, patch_size: Size) -> tuple[int, int]:
 
 
 def patch_of(parts: int) -> Callable[[Size], tuple[int, int]]:
-    """For presets: the patch that cuts an image, whatever its size, into parts x parts, or as near to it as divides."""
+    """For presets: chooses the patch size that cuts an image into parts x parts, or the nearest number that divides."""
 
     def side(length: int) -> int:
         patches = [patch for patch in range(1, length + 1) if length % patch == 0]
@@ -58,14 +58,14 @@ def patch_of(parts: int) -> Callable[[Size], tuple[int, int]]:
 
 
 def stride_of(parts: int) -> Callable[[Size], int]:
-    """For presets: the stride, the same down and across, that leaves about parts x parts of an image."""
+    """For presets: chooses the stride, the same down and across, that gives about parts x parts positions."""
     return lambda image_size: max(round(min(pair(image_size)) / parts), 1)
 
 
 def check_image(
     image: Images, image_size: Size | None = None, dtype: DTypeLike = jnp.float32
 ) -> Float[Array, "b H W c"]:
-    """The batch of images in the type of the computation, or a ValueError that says what to change."""
+    """Returns the batch of images in the computation's type, or raises a ValueError that says what to change."""
     if image.ndim != 4:
         raise ValueError(
             f"image has shape {tuple(image.shape)}, expected (batch, height, width, channels): "

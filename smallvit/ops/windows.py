@@ -1,4 +1,4 @@
-"""A grid cut into windows and put back; which token of a window reads which."""
+"""Partition of a grid into windows, its inverse, and attention masks of windows."""
 
 import jax.numpy as jnp
 import numpy as np
@@ -9,7 +9,7 @@ from smallvit.ops.size import Size, pair
 
 
 def window_partition(x: Float[Array, "b h w d"], window: Size) -> Float[Array, "b g n d"]:
-    """The grid cut into windows, row by row; zeros fill the last ones at the bottom and on the right."""
+    """Cuts the grid into windows, row by row, with zero padding at the bottom and on the right."""
     p, q = pair(window)
     h, w = x.shape[1:3]
     x = jnp.pad(x, ((0, 0), (0, -h % p), (0, -w % q), (0, 0)))
@@ -17,17 +17,17 @@ def window_partition(x: Float[Array, "b h w d"], window: Size) -> Float[Array, "
 
 
 def window_merge(x: Float[Array, "b g n d"], grid: tuple[int, int], window: Size) -> Float[Array, "b h w d"]:
-    """The way back: the grid of these windows, without what filled them up."""
+    """Inverse of `window_partition`: joins windows into a grid, without the padding."""
     p, q = pair(window)
     x = rearrange(x, "b (h w) (p q) d -> b (h p) (w q) d", h=-(-grid[0] // p), p=p, q=q)
     return x[:, : grid[0], : grid[1]]
 
 
 def window_allowed(grid: tuple[int, int], window: Size, shift: Size = 0) -> Bool[np.ndarray, "g 1 n n"] | None:
-    """Which token of a window reads which, for logits (b, g, h, n, m); None where all read all.
+    """Attention mask within windows, for logits (b, g, h, n, m); None if everything is allowed.
 
-    Nobody reads what fills a window up. A grid rolled by `-shift` has brought its first rows and columns next to its
-    last ones: these do not read each other.
+    Padding is masked. Rolling a grid by `-shift` puts its first rows and columns next to its last ones: these do not
+    attend to each other.
     """
     (h, w), (p, q) = grid, pair(window)
     down, across = (shift, shift) if isinstance(shift, int) else shift
@@ -40,6 +40,6 @@ def window_allowed(grid: tuple[int, int], window: Size, shift: Size = 0) -> Bool
 
 
 def window_offsets(window: Size) -> tuple[np.ndarray, np.ndarray]:
-    """How far down and across each token, the first axis, stands from each other one, the second."""
+    """Returns the row and column offsets of each token (first axis) from each other token (second axis)."""
     rows, columns = np.mgrid[: pair(window)[0], : pair(window)[1]].reshape(2, -1)
     return rows[:, None] - rows[None], columns[:, None] - columns[None]

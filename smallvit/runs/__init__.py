@@ -1,1 +1,1 @@
-"""What a run folder is: its names, the trained model in it, scoring that model and predicting with it."""
+"""Run folders: their files, and loading, scoring and predicting with the trained model."""

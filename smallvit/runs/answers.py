@@ -1,4 +1,4 @@
-"""What a prediction is, as a value and as text."""
+"""Predictions, as values and as text."""
 
 import json
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ from jaxtyping import Float, UInt
 from smallvit.common import text
 
 UNSURE = "unsure"
-Images = str | Path | Sequence[str | Path] | UInt[np.ndarray, "n H W c"]  # what can be predicted
+Images = str | Path | Sequence[str | Path] | UInt[np.ndarray, "n H W c"]  # accepted by `predict`
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Unreadable:
 def top_classes(
     probabilities: Float[np.ndarray, " k"], classes: Sequence[str], top: int
 ) -> tuple[tuple[str, float], ...]:
-    """The most probable classes with their probabilities, the most probable first."""
+    """Returns the `top` most probable classes with their probabilities, highest first."""
     best = np.argsort(-probabilities, kind="stable")[:top]
     return tuple((classes[int(i)], float(probabilities[i])) for i in best)
 
@@ -39,14 +39,14 @@ def top_classes(
 def answer(
     name: str, probabilities: Float[np.ndarray, " k"], classes: Sequence[str], top: int, threshold: float | None
 ) -> Prediction:
-    """The `top` classes of one image; with a threshold the decision, too."""
+    """Returns the `top` classes of one image and, with a threshold, the decision."""
     names, best = zip(*top_classes(probabilities, classes, top), strict=True)
     decision = None if threshold is None else names[0] if best[0] >= threshold else UNSURE
     return Prediction(name, names, best, decision)
 
 
 def check_threshold(threshold: float | None, precision: float | None = None) -> None:
-    """Raises for a threshold that is no probability, or that is given beside the precision to choose it by."""
+    """Raises a ValueError if the threshold is not a probability, or both threshold and precision are given."""
     if threshold is not None and precision is not None:
         raise ValueError("threshold and precision both choose the threshold: give one of them")
     if threshold is not None and not 0 <= threshold <= 1:
@@ -54,7 +54,7 @@ def check_threshold(threshold: float | None, precision: float | None = None) -> 
 
 
 def as_csv(predictions: Sequence[Prediction]) -> str:
-    """One line per image: file, class, probability, class_2, probability_2 and so on; with a threshold the decision."""
+    """Returns one line per image: file, the decision if there is one, class, probability, class_2, ..."""
     top = max((len(each.classes) for each in predictions), default=1)
     numbers = ["", *(f"_{i}" for i in range(2, top + 1))]
     decided = any(each.decision is not None for each in predictions)

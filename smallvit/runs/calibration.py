@@ -1,4 +1,4 @@
-"""How far a model's confidence can be trusted: measured on the validation images, stored with the model."""
+"""Calibration of a model's confidence, measured on the validation images and stored with the model."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -9,29 +9,29 @@ from jaxtyping import Float, Int
 
 from smallvit.runs.scores import softmax, wilson
 
-FEWEST = 50  # validation images to fit a temperature to
+FEWEST = 50  # validation images needed to fit a temperature
 COLDEST, HOTTEST = 0.2, 5.0
 GRID = (*(i / 100 for i in range(99)), *(i / 1000 for i in range(990, 1000)))
 
 
 class Choice(NamedTuple):
-    """A threshold on the confidence, and what it does to the validation images."""
+    """A threshold on the confidence, and its effect on the validation images."""
 
     threshold: float
     images: int
-    kept: int  # at or above the threshold
-    right: int  # of those
-    precision: float  # that was asked for
+    kept: int  # images at or above the threshold
+    right: int  # correct among those
+    precision: float  # requested
 
     @property
     def supported(self) -> bool:
-        """Whether the precision is as high with 95 % confidence, not just as observed."""
+        """Whether the precision is reached with 95 % confidence, not just as observed."""
         return wilson(self.right, self.kept)[0] >= self.precision
 
     def describe(self) -> str:
         low, high = (100 * share for share in wilson(self.right, self.kept))
-        what = f"threshold {self.threshold:g}: {self.kept:,} of {self.images:,} validation images stay"
-        line = f"{what}, {self.right / self.kept:.1%} of them right (95 % interval {low:.1f} to {high:.1f})"
+        what = f"threshold {self.threshold:g}: {self.kept:,} of {self.images:,} validation images are kept"
+        line = f"{what}, {self.right / self.kept:.1%} of them correct (95 % interval {low:.1f} to {high:.1f})"
         if self.supported:
             return line
         few = f"so few images cannot confirm a precision of {self.precision:g}"
@@ -40,18 +40,18 @@ class Choice(NamedTuple):
 
 @dataclass(frozen=True)
 class Calibration:
-    """The temperature that logits are divided by, and by threshold: validation images kept, and right among them."""
+    """The temperature, and for each threshold the number of validation images kept, and of correct ones among them."""
 
     temperature: float = 1.0
     images: int = 0
     thresholds: tuple[tuple[float, int, int], ...] = ()
 
     def choose(self, precision: float) -> Choice:
-        """The lowest threshold with this precision: by its lower 95 % bound, or else as observed."""
+        """Returns the lowest threshold with this precision: by its lower 95 % bound, or else as observed."""
         if not 0 < precision < 1:
             raise ValueError(f"precision={precision:g} must be between 0 and 1, such as 0.99")
         if not self.images:
-            raise ValueError("the model has no stored validation scores to choose a threshold by: give a threshold")
+            raise ValueError("the model has no stored validation scores to choose a threshold with: give a threshold")
         choices = [Choice(at, self.images, kept, right, precision) for at, kept, right in self.thresholds if kept]
         observed = [each for each in choices if each.right >= precision * each.kept]
         if not observed:
@@ -68,7 +68,7 @@ class Calibration:
 
     @classmethod
     def from_json(cls, stored: Mapping[str, Any]) -> "Calibration":
-        """Of what config.json holds; models of older versions have no calibration."""
+        """Reads the content of config.json; models of older versions have no calibration."""
         temperature, validation = stored.get("temperature", 1.0), stored.get("validation", {})
         if not (isinstance(temperature, int | float) and 0 < temperature < float("inf")):
             raise ValueError(f"temperature={temperature!r:.60} must be a positive number")
@@ -76,9 +76,9 @@ class Calibration:
             images = int(validation.get("images", 0))
             rows = tuple((float(at), int(kept), int(right)) for at, kept, right in validation.get("thresholds", ()))
         except (TypeError, ValueError, AttributeError, OverflowError):
-            raise ValueError("validation must have images, and thresholds with two numbers of images each") from None
+            raise ValueError("validation must have images, and thresholds with two counts of images each") from None
         if not all(0 <= at <= 1 and 0 <= right <= kept <= images for at, kept, right in rows):
-            raise ValueError(f"validation has a threshold that cannot be of {images} images")
+            raise ValueError(f"validation has a threshold whose counts do not fit {images} images")
         return cls(float(temperature), images, rows)
 
 
@@ -86,7 +86,7 @@ UNCALIBRATED = Calibration()
 
 
 def calibrate(logits: Float[np.ndarray, "n k"], labels: Int[np.ndarray, " n"]) -> Calibration:
-    """Of the logits of validation images."""
+    """Fits a temperature and counts images by threshold, from the logits of validation images."""
     temperature = round(fit_temperature(logits, labels), 4)
     confidence = softmax(logits / temperature).max(axis=1)
     right = logits.argmax(axis=1) == labels
@@ -94,15 +94,15 @@ def calibrate(logits: Float[np.ndarray, "n k"], labels: Int[np.ndarray, " n"]) -
     for threshold in GRID:
         kept = confidence >= threshold
         row = (threshold, int(kept.sum()), int(right[kept].sum()))
-        if not rows or row[1] != rows[-1][1]:  # else it changes nothing
+        if not rows or row[1] != rows[-1][1]:  # else it keeps the same images
             rows.append(row)
     return Calibration(temperature, len(labels), tuple(rows))
 
 
 def fit_temperature(logits: Float[np.ndarray, "n k"], labels: Int[np.ndarray, " n"]) -> float:
-    """The temperature (https://arxiv.org/abs/1706.04599) with the least loss; 1 for fewer than 50 images.
+    """Fits the temperature (https://arxiv.org/abs/1706.04599) with the lowest loss; 1 for fewer than 50 images.
 
-    As in Platt's scaling, one of n + 2 labels is taken as wrong: few images that are all right are no proof of
+    As in Platt scaling, one of n + 2 labels is assumed to be wrong: a few images that are all correct do not prove
     certainty.
     """
     number, classes = logits.shape
@@ -112,7 +112,7 @@ def fit_temperature(logits: Float[np.ndarray, "n k"], labels: Int[np.ndarray, " 
     labelled = logits[np.arange(number), labels]
     others = (logits.sum(axis=1) - labelled) / max(classes - 1, 1)
     target = labelled + (others - labelled) / (number + 2)
-    low, high = 1 / HOTTEST, 1 / COLDEST  # of 1 / temperature, in which the loss is convex
+    low, high = 1 / HOTTEST, 1 / COLDEST  # bounds of 1 / temperature, in which the loss is convex
     for _ in range(24):
         middle = (low * high) ** 0.5
         slope = ((softmax(logits * middle) * logits).sum(axis=1) - target).mean()

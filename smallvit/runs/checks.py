@@ -1,4 +1,4 @@
-"""What config.json of a model folder says, checked before anything is made of it: the folder may come from anywhere."""
+"""Validation of a model folder's config.json before it is used: the folder may come from an untrusted source."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields as dataclass_fields
@@ -8,21 +8,21 @@ from typing import Any, Literal, Union, get_args, get_origin
 from smallvit.registry import preset
 
 MOST_CLASSES, LONGEST_SIDE, LONGEST_LIST = 100_000, 4096, 64
-LARGEST_KERNEL = 64  # each of its places is an operation of its own
-# Fields that say how often something with parameters of its own is repeated.
+LARGEST_KERNEL = 64  # each kernel position is a separate operation
+# Fields that set how often a part with its own parameters is repeated.
 _REPEATS = ("depth", "repeats", "stages", "hierarchies", "branches")
 
 
 def check_config(config: Any) -> None:
-    """Types and limits of all fields, each against the others. Raises a ValueError."""
+    """Checks the types, limits and consistency of all fields; raises a ValueError."""
     model = _part(config, "model", ("name", "num_classes", "image_size", "fields"))
     if not isinstance(model["name"], str):
-        raise ValueError(f"the model's name is {_shown(model['name'])}, and must be text")
+        raise ValueError(f"the model's name is {_shown(model['name'])}, but must be text")
     classes = config.get("classes")
     if not isinstance(classes, list) or not all(isinstance(name, str) and name for name in classes):
         raise ValueError("classes must be a list of names")
     if not 1 <= len(classes) <= MOST_CLASSES:
-        raise ValueError(f"it has {len(classes):,} classes, and must have 1 to {MOST_CLASSES:,}")
+        raise ValueError(f"it has {len(classes):,} classes, but must have 1 to {MOST_CLASSES:,}")
     if len(set(classes)) < len(classes):
         raise ValueError(f"it has {len(set(classes)):,} different names for {len(classes):,} classes")
     if not _is_int(model["num_classes"]) or model["num_classes"] != len(classes):
@@ -31,7 +31,7 @@ def check_config(config: Any) -> None:
     if not (isinstance(size, list) and len(size) == 2 and all(_is_int(n) and 1 <= n <= LONGEST_SIDE for n in size)):
         raise ValueError(f"image_size={_shown(size)} must be height and width, from 1 to {LONGEST_SIDE}")
     if not isinstance(preprocess, dict):
-        raise ValueError("it has no preprocess, or none with fields")
+        raise ValueError("preprocess is missing or has no fields")
     if preprocess.get("size") != size:
         raise ValueError(f"the model takes images of {_shown(size)}, preprocess makes {_shown(preprocess.get('size'))}")
     if not isinstance(model["fields"], dict):
@@ -46,21 +46,21 @@ def check_config(config: Any) -> None:
 
 
 def check_weights(fields: Mapping[str, Any], shapes: Sequence[Sequence[int]]) -> None:
-    """That fields can belong to arrays of these shapes: else it may take forever to find out that they do not."""
+    """Checks that fields are plausible for arrays of these shapes, before a huge model is traced."""
     most = max(_count(shapes), LONGEST_SIDE)
     for name, value in fields.items():
         numbers = list(_numbers(value))
         if any(abs(number) > most for number in numbers):
-            raise ValueError(f"{name}={_shown(value)} is more than the weights have numbers")
+            raise ValueError(f"{name}={_shown(value)} is more than the number of weights")
         if "kernel" in name and any(number > LARGEST_KERNEL for number in numbers):
-            raise ValueError(f"{name}={_shown(value)} must be {LARGEST_KERNEL} at most")
+            raise ValueError(f"{name}={_shown(value)} must be at most {LARGEST_KERNEL}")
         if any(word in name for word in _REPEATS) and sum(numbers) > len(shapes):
-            raise ValueError(f"{name}={_shown(value)} is more than there are weights, {len(shapes)} arrays")
+            raise ValueError(f"{name}={_shown(value)} is more than the number of weight arrays, {len(shapes)}")
 
 
 def check_count(wanted: Sequence[Sequence[int]], given: Sequence[Sequence[int]]) -> None:
     if (needed := _count(wanted)) != (there := _count(given)):
-        raise ValueError(f"it describes a model of {needed:,} numbers, but the weights are {there:,}")
+        raise ValueError(f"it describes a model with {needed:,} weights, but there are {there:,}")
 
 
 def _part(config: Any, name: str, names: Sequence[str]) -> dict[str, Any]:
@@ -71,7 +71,7 @@ def _part(config: Any, name: str, names: Sequence[str]) -> dict[str, Any]:
 
 
 def _fits(value: Any, kind: Any) -> bool:
-    """Whether a value of JSON serves as an annotated type; lists are tuples there, and data types are names."""
+    """Whether a JSON value fits an annotated type; lists stand for tuples."""
     origin, inner = get_origin(kind), get_args(kind)
     if kind in (int, float, bool):
         finite = isinstance(value, int | float) and abs(value) < float("inf")

@@ -1,4 +1,4 @@
-"""The run folder: configuration, results, and all that is needed to resume."""
+"""The run folder: configuration, results, and everything needed to resume."""
 
 import platform
 import shlex
@@ -18,12 +18,12 @@ from smallvit.common.text import as_csv, shown
 CONFIG, PLAN, RESULT, METRICS = "config.json", "plan.json", "result.json", "metrics.csv"
 MODEL, CHECKPOINTS, LOG, REPORT = "model", "checkpoints", "log.txt", "report.html"
 DAY = 86_400
-FOLDS = "folds.json"  # the results of a cross-validation, beside the run folders of its folds
-CACHE = ".cache"  # of decoded images, beside the run folders
+FOLDS = "folds.json"  # results of a cross-validation, next to the run folders of its folds
+CACHE = ".cache"  # decoded images, next to the run folders
 
 
 def run_folder(path: str | Path) -> Path:
-    """The run folder of a model folder, or the path itself."""
+    """Returns the run folder of a model folder, or the path itself."""
     path = Path(path)
     return path.parent if path.name == MODEL else path
 
@@ -33,14 +33,14 @@ def fold_folder(folder: Path, number: int) -> Path:
 
 
 def fold_folders(path: str | Path) -> list[Path]:
-    """The run folders of a cross-validation, finished or not; none if the folder is not that of one."""
+    """Returns the run folders of a cross-validation, finished or not; an empty list for other folders."""
     config = fold_folder(Path(path), 1) / CONFIG
     number = (read_json(config)["config"].get("folds") or 0) if config.exists() else 0
     return [fold_folder(Path(path), i) for i in range(1, number + 1)]
 
 
 def finished_folds(path: str | Path) -> list[Path]:
-    """The same; a ValueError if some are not finished."""
+    """Returns the run folders of a cross-validation; raises a ValueError if some are not finished."""
     folders = fold_folders(path)
     done = sum((folder / RESULT).exists() for folder in folders)
     if done < len(folders):
@@ -51,7 +51,7 @@ def finished_folds(path: str | Path) -> list[Path]:
 
 
 def check_name(runs: Path, name: str | None) -> None:
-    """Raises if the folder exists: nothing is ever written into an existing folder."""
+    """Raises a ValueError if the folder exists: existing folders are never written to."""
     try:
         str(runs / (name or "")).encode()
     except UnicodeEncodeError:
@@ -61,7 +61,7 @@ def check_name(runs: Path, name: str | None) -> None:
 
 
 def new_name(runs: Path, name: str | None, default: str) -> str:
-    """`name`, or the first free one of default, default-2, ...; a ValueError if `name` is taken."""
+    """Returns `name`, or the first free one of default, default-2, ...; raises a ValueError if `name` is taken."""
     check_name(runs, name)
     default = fitting(shown(default).replace("\N{REPLACEMENT CHARACTER}", "_"), 200)
     names = chain([default], (f"{default}-{i}" for i in count(2)))
@@ -73,14 +73,14 @@ def create_run(runs: Path, name: str | None, default: str, config: dict[str, Any
     free = new_name(runs, name, default)
     started_by = Path(sys.argv[0]).name in ("smallvit", "__main__.py", "cli.py")
     command = shlex.join(["smallvit", *sys.argv[1:]]) if started_by else None
-    for left in runs.glob(".*.tmp"):  # by processes that were killed here
+    for left in runs.glob(".*.tmp"):  # left by killed processes
         if time.time() - left.stat().st_mtime > DAY:
             shutil.rmtree(left, ignore_errors=True)
     making = temporary_name(runs / free)
     try:
         making.mkdir(parents=True)
         write_json(making / CONFIG, {"command": command, "config": config, "versions": versions()})
-        making.rename(runs / free)  # as a whole: a run folder without its configuration would be in everybody's way
+        making.rename(runs / free)  # atomic: a run folder never lacks its configuration
         sync_folder(runs)
     except OSError as error:
         shutil.rmtree(making, ignore_errors=True)
@@ -93,7 +93,7 @@ def _is_empty(folder: Path) -> bool:
 
 
 def open_run(folder: Path) -> dict[str, Any]:
-    """The configuration of an unfinished run."""
+    """Returns the configuration of an unfinished run."""
     if not folder.is_dir():
         raise ValueError(f"{folder}: there is no such folder; give a run folder of `smallvit train`")
     if not (folder / CONFIG).exists():
@@ -105,7 +105,7 @@ def open_run(folder: Path) -> dict[str, Any]:
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Keeps other processes from the run; the lock ends with the process, however it ends."""
+    """Locks the run against other processes; the lock is released when the process ends, however it ends."""
     from filelock import FileLock, Timeout
 
     try:
@@ -113,7 +113,7 @@ def locked(folder: Path) -> Iterator[None]:
     except Timeout:
         raise ValueError(f"{folder} is in use by another process: wait until it ends") from None
     with held:
-        for left in chain(folder.glob(".*.tmp"), (folder / MODEL).glob(".*.tmp")):  # by a process that was killed
+        for left in chain(folder.glob(".*.tmp"), (folder / MODEL).glob(".*.tmp")):  # left by a killed process
             left.unlink(missing_ok=True)
         yield
 

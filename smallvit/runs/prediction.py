@@ -1,4 +1,4 @@
-"""From images to classes with a trained model."""
+"""Classifying images with a trained model."""
 
 import io
 from collections.abc import Callable, Iterator, Sequence
@@ -21,7 +21,7 @@ from smallvit.runs.scores import averaged, softmax
 def make_predict(
     model: Classifier, preprocess: Preprocess, *, flip: bool = False
 ) -> Callable[[PyTree, UInt[Array, "b H W c"], Normalisation], Float[Array, "b k"]]:
-    """From images as they are read to logits; with `flip` their mean over each image and its mirror image."""
+    """Returns a function from decoded images to logits; `flip` averages over each image and its mirror image."""
 
     def predict(variables: PyTree, images: Array, normalisation: Normalisation) -> Array:
         x = jnp.asarray(preprocess.normalise(images, normalisation), model.dtype)
@@ -32,10 +32,10 @@ def make_predict(
 
 
 class Predictor:
-    """A trained model for any number of images, compiled for few batch sizes: 1, 4, 16, ... up to `largest`.
+    """Runs a trained model on any number of images, compiled for a few batch sizes: 1, 4, 16, ... up to `largest`.
 
-    Of an ensemble, such as the models of all folds, it gives the mean of the probabilities. With `flip`, logits are
-    the mean over each image and its mirror image.
+    An ensemble, such as the models of all folds, returns the mean of the probabilities. With `flip`, logits are
+    averaged over each image and its mirror image.
     """
 
     def __init__(self, model: Saved | str | Path, largest: int = 64, *, flip: bool = False) -> None:
@@ -52,13 +52,13 @@ class Predictor:
         ]
 
     def decode(self, source: str | Source, formats: Sequence[str] = FORMATS) -> UInt[np.ndarray, "H W c"]:
-        """An image file, or its bytes, at the model's size; a ValueError if it cannot be read."""
+        """Decodes an image file, or its bytes, at the model's size; raises a ValueError if it cannot be read."""
         preprocess = self.saved.preprocess
         source = Path(source) if isinstance(source, str) else source
         return decode(source, preprocess.size, preprocess.channels, preprocess.fit, formats, preprocess.depth)
 
     def __call__(self, images: UInt[np.ndarray, "n H W c"]) -> Float[np.ndarray, "n k"]:
-        """The probability of each class, at the model's temperature; of an ensemble, the mean."""
+        """Returns the calibrated probability of each class; the mean for an ensemble."""
         logits = [self._logits(images[start : start + self.largest]) for start in range(0, len(images), self.largest)]
         return softmax(np.concatenate(logits))
 
@@ -85,14 +85,14 @@ class Predictor:
 def predict(
     model: Predictor | Saved | str | Path, images: Images, top: int = 3, *, threshold: float | None = None
 ) -> list[Prediction]:
-    """The classes of images with their probabilities, as `smallvit predict` prints them.
+    """Returns the classes of images with their probabilities, as printed by `smallvit predict`.
 
     Args:
         model: A run folder, the folder of a cross-validation, or what `smallvit.load` returns.
         images: Files, folders with everything below them, or patterns such as "photos/*.jpg"; one or several. Or an
             array of images at the model's size, batch x height x width x channels.
-        top: How many classes of each image.
-        threshold: Decide: the most probable class, or "unsure" where its probability is below the threshold.
+        top: Number of classes per image.
+        threshold: Add a decision: the most probable class, or "unsure" if its probability is below the threshold.
 
     A file that cannot be read raises a ValueError; `predict_files` skips such files instead.
     """
@@ -134,7 +134,7 @@ def predict_files(
     *,
     threshold: float | None = None,
 ) -> Iterator[Prediction | Unreadable]:
-    """Yields the `top` classes of each file, in order, or why a file cannot be read; `threshold` as for `predict`.
+    """Yields the `top` classes of each file, in order, or why it cannot be read; `threshold` is that of `predict`.
 
     Files are read as they are needed, so a folder may be larger than memory. Bytes are named "-".
     """

@@ -1,4 +1,4 @@
-"""The model folder: `model.safetensors` and `config.json` hold all that is needed to use a model."""
+"""The model folder: `model.safetensors` and `config.json` hold everything needed to use a model."""
 
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -29,7 +29,7 @@ LARGEST_CONFIG = 32 * 2**20  # bytes: 100,000 classes with long names
 
 @dataclass(frozen=True)
 class Spec:
-    """How `create_model` makes the model, as JSON can hold it."""
+    """The arguments of `create_model`, in a form that JSON can hold."""
 
     name: str
     num_classes: int
@@ -42,7 +42,7 @@ class Spec:
 
 @dataclass(frozen=True)
 class Saved:
-    """A trained model: the module and its variables, the class names, and how images are prepared for it."""
+    """A trained model: the module, its variables, class names and preprocessing."""
 
     model: Classifier
     variables: dict[str, Any]
@@ -50,7 +50,7 @@ class Saved:
     preprocess: Preprocess
     spec: Spec
     calibration: Calibration = UNCALIBRATED
-    others: tuple["Saved", ...] = ()  # of an ensemble: its answer is the mean of all probabilities
+    others: tuple["Saved", ...] = ()  # further models of an ensemble, whose probabilities are averaged
 
     @property
     def members(self) -> tuple["Saved", ...]:
@@ -58,19 +58,19 @@ class Saved:
 
     @property
     def temperature(self) -> float:
-        """What logits are divided by, so that probabilities are right as often as they say; 1 if it was not fitted."""
+        """The divisor of the logits that calibrates the probabilities; 1 if it was not fitted."""
         return self.calibration.temperature
 
     def predict(self, images: Images, top: int = 3, *, threshold: float | None = None) -> list[Prediction]:
-        """The `top` classes of each image with their probabilities; see `smallvit.predict`."""
+        """Returns the `top` classes of each image with their probabilities; see `smallvit.predict`."""
         from smallvit.runs.prediction import predict
 
         return predict(self._predictor, images, top, threshold=threshold)
 
     def choose_threshold(self, precision: float) -> Choice:
-        """The lowest threshold at which predictions are right as often as this, by the run's validation images."""
+        """Returns the lowest threshold that reaches this precision on the run's validation images."""
         if self.others:
-            raise ValueError("an ensemble has no validation images that none of its models has seen: give a threshold")
+            raise ValueError("an ensemble has no validation images that are new to all its models: give a threshold")
         return self.calibration.choose(precision)
 
     @cached_property
@@ -89,7 +89,7 @@ def save_model(folder: Path, spec: Spec, variables: PyTree, classes: tuple[str, 
 
 
 def save_calibration(path: str | Path, calibration: Calibration) -> None:
-    """Adds it to the configuration of the model of a run or model folder."""
+    """Adds the calibration to config.json of a run or model folder."""
     config = model_folder(path) / CONFIG
     write_json(config, {**read_json(config), **calibration.to_json()})
 
@@ -97,7 +97,7 @@ def save_calibration(path: str | Path, calibration: Calibration) -> None:
 def describe(
     spec: Spec, classes: tuple[str, ...], preprocess: Preprocess, calibration: Calibration = UNCALIBRATED
 ) -> dict[str, Any]:
-    """What config.json holds."""
+    """Returns the content of config.json."""
     return {
         "format": "smallvit",
         "model": {**vars(spec), "image_size": list(spec.image_size)},
@@ -108,7 +108,7 @@ def describe(
 
 
 def model_folder(path: str | Path) -> Path:
-    """The model folder of a run folder, or the path itself if it is one."""
+    """Returns the model folder of a run folder, or the path itself if it is a model folder."""
     folder = Path(path)
     check_single(folder)
     folder = folder / MODEL if (folder / MODEL / CONFIG).exists() else folder
@@ -120,13 +120,13 @@ def model_folder(path: str | Path) -> Path:
 
 
 def check_single(path: Path) -> None:
-    """Raises for an ensemble, where one model is needed."""
+    """Raises a ValueError if the path is an ensemble; for commands that need a single model."""
     if folds := fold_folders(path):
-        raise ValueError(f"{path} has the models of {len(folds)} folds, this takes one: give {folds[0]}, for example")
+        raise ValueError(f"{path} has the models of {len(folds)} folds, one is needed: give {folds[0]}, for example")
 
 
 def load_ensemble(path: str | Path) -> Saved:
-    """The model of a run or model folder; of a cross-validation, the models of all folds as an ensemble."""
+    """Loads the model of a run or model folder or, for a cross-validation, the ensemble of all folds."""
     folders = finished_folds(path)
     if not folders:
         return from_pretrained(path)
@@ -138,7 +138,7 @@ def load_ensemble(path: str | Path) -> Saved:
 
 
 def from_pretrained(path: str | Path) -> Saved:
-    """The model of a run folder or of a model folder, with its weights, class names and preprocessing."""
+    """Loads the model of a run or model folder, with its weights, class names and preprocessing."""
     folder = model_folder(path)
     if (folder / CONFIG).stat().st_size > LARGEST_CONFIG:
         raise ValueError(f"{folder / CONFIG} has more than {LARGEST_CONFIG:,} bytes: it was not written by smallvit")
@@ -153,7 +153,7 @@ def from_pretrained(path: str | Path) -> Saved:
     except ValueError as error:
         raise ValueError(f"{folder / CONFIG} cannot be used: {error}") from None
     try:
-        with safe_open(folder / WEIGHTS, "numpy") as file:  # reads names and shapes alone
+        with safe_open(folder / WEIGHTS, "numpy") as file:  # reads only names and shapes
             given = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
     except (OSError, SafetensorError) as error:
         raise ValueError(f"{folder / WEIGHTS} cannot be read ({error})") from None
@@ -163,7 +163,7 @@ def from_pretrained(path: str | Path) -> Saved:
         check_count([leaf.shape for leaf in wanted.values()], list(given.values()))
     except ValueError as error:
         raise ValueError(f"{folder / CONFIG} cannot be used: {error}") from None
-    misfit = f"{folder / WEIGHTS} does not fit the model that {CONFIG} beside it describes"
+    misfit = f"{folder / WEIGHTS} does not match the model described by {CONFIG} in the same folder"
     if {path: leaf.shape for path, leaf in wanted.items()} != given:
         raise ValueError(misfit)
     arrays = load_file(folder / WEIGHTS)
@@ -174,11 +174,11 @@ def from_pretrained(path: str | Path) -> Saved:
 
 
 def abstract_model(spec: Spec, preprocess: Preprocess) -> tuple[Classifier, dict[str, Any]]:
-    """The model, and the shapes of its variables by their paths; nothing is computed."""
+    """Returns the model and the shapes of its variables by path, without computing anything."""
     image = jax.ShapeDtypeStruct((1, *preprocess.size, preprocess.channels), jnp.float32)
     try:
         model = spec.create()
         return model, by_path(jax.eval_shape(model.init, jax.random.key(0), image))
-    except Exception as error:  # models refuse most combinations that make no sense; others fail in some operation
+    except Exception as error:  # models reject most invalid combinations; the others fail in some operation
         reason = first_line(error) or type(error).__name__
-        raise ValueError(f"no model {spec.name} can be made with these fields ({reason})") from None
+        raise ValueError(f"{spec.name} cannot be created with these fields ({reason})") from None

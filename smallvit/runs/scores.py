@@ -8,20 +8,20 @@ from jaxtyping import Bool, Float, Int, Integer
 
 from smallvit.data import Split, eval_batches
 
-WHICH = {"test": "test", "val": "validation", "train": "labelled", "folds": "out-of-fold"}  # images, in words
+WHICH = {"test": "test", "val": "validation", "train": "labelled", "folds": "out-of-fold"}  # for messages about images
 
 
 def split_logits(
     predict: Callable[[np.ndarray], np.ndarray], split: Split, batch_size: int
 ) -> Float[np.ndarray, "n k"]:
-    """The logits of every image of a split, each predicted once, in batches of one size."""
+    """Returns the logits of every image of a split, each predicted once, in batches of one size."""
     parts = [np.asarray(predict(split.images[rows]))[mask] for rows, mask in eval_batches(len(split), batch_size)]
     return np.concatenate(parts)
 
 
 @dataclass(frozen=True)
 class Scores:
-    top1: float  # these three in percent
+    top1: float  # top1, top5 and ece are in percent
     top5: float
     ece: float
     loss: float
@@ -34,25 +34,25 @@ class Scores:
 
     @property
     def interval(self) -> tuple[float, float]:
-        """The 95 % interval of top1, in percent: where the accuracy on ever more such images would be."""
+        """The 95 % confidence interval of top1, in percent."""
         low, high = wilson(int(self.confusion.trace()), self.images)
         return 100 * low, 100 * high
 
     @property
     def error(self) -> float:
-        """The standard error of top1, in percent: how far chance moves it on so few images."""
+        """The standard error of top1, in percent."""
         share = (self.confusion.trace() + 1) / (self.confusion.sum() + 2)  # never 0 or 1
         return 100 * float(np.sqrt(share * (1 - share) / self.confusion.sum()))
 
     @property
     def mean_recall(self) -> float:
-        """In percent, over the classes that have images."""
+        """Mean recall over the classes that have images, in percent."""
         images = self.confusion.sum(axis=1)
         return 100 * float((np.diagonal(self.confusion)[images > 0] / images[images > 0]).mean())
 
 
 def wilson(right: int, number: int) -> tuple[float, float]:
-    """The 95 % interval of a share by Wilson's formula, which holds for few images and for shares near 0 and 1, too."""
+    """The 95 % Wilson interval of a proportion, which is also valid for few images and near 0 and 1."""
     if not number:
         return 0.0, 1.0
     z, share = 1.959964, right / number
@@ -67,7 +67,7 @@ def with_interval(top1: float, interval: Sequence[float]) -> str:
 
 
 def too_few(scores: Scores, which: str) -> str | None:
-    """A line to warn with if the accuracy is not known to about 10 points."""
+    """Returns a warning if the confidence interval of the accuracy is wider than 10 points."""
     low, high = scores.interval
     if scores.images >= 100 and high - low <= 10:
         return None
@@ -76,13 +76,13 @@ def too_few(scores: Scores, which: str) -> str | None:
 
 
 def softmax(logits: Float[np.ndarray, "n k"]) -> Float[np.ndarray, "n k"]:
-    """In numpy: jax's would be compiled again for every number of images."""
+    """In numpy, since jax would compile it again for every number of images."""
     powers = np.exp(logits - logits.max(axis=1, keepdims=True))
     return powers / powers.sum(axis=1, keepdims=True)
 
 
 def averaged(logits: Sequence[Float[np.ndarray, "n k"]]) -> Float[np.ndarray, "n k"]:
-    """Logits of the mean of the probabilities that each of these gives."""
+    """Returns the logarithm of the mean of the models' probabilities."""
     logs = [each - np.logaddexp.reduce(each, axis=1, keepdims=True) for each in logits]
     return np.logaddexp.reduce(logs, axis=0) - np.log(np.float32(len(logs)))
 
@@ -114,7 +114,7 @@ def score(logits: Float[np.ndarray, "n k"], labels: Int[np.ndarray, "n"]) -> Sco
 
 
 def calibration_error(confidence: Float[np.ndarray, " n"], correct: Bool[np.ndarray, " n"], bins: int = 15) -> float:
-    """ECE (https://arxiv.org/abs/1706.04599): |accuracy - confidence|, averaged over bins weighted by their images."""
+    """ECE (https://arxiv.org/abs/1706.04599): mean of |accuracy - confidence| over bins, weighted by image count."""
     _, accuracy, sure, count = calibration_bins(confidence, correct, bins)
     return float((count * np.abs(accuracy - sure)).sum() / max(count.sum(), 1))
 
@@ -122,7 +122,7 @@ def calibration_error(confidence: Float[np.ndarray, " n"], correct: Bool[np.ndar
 def calibration_bins(
     confidence: Float[np.ndarray, " n"], correct: Bool[np.ndarray, " n"], bins: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Per bin: its centre, the accuracy, the mean confidence, the number of images."""
+    """Returns for each bin its centre, accuracy, mean confidence and number of images."""
     which = np.clip(np.ceil(confidence * bins).astype(int) - 1, 0, bins - 1)  # (lower, upper], as in the paper
     count = np.bincount(which, minlength=bins)
     some = np.maximum(count, 1)
@@ -132,9 +132,9 @@ def calibration_bins(
 
 
 def per_class(matrix: Integer[np.ndarray, "k k"], classes: Sequence[str]) -> list[dict[str, str | int | float | None]]:
-    """Precision, recall and number of images per class; lowest recall first, classes without images last.
+    """Returns precision, recall and number of images per class; lowest recall first, classes without images last.
 
-    `matrix` counts images by true class, down, and predicted class, across. None: there is nothing to divide by.
+    The rows of `matrix` are true classes, the columns predicted ones. A score that is undefined is None.
     """
     right, true, predicted = np.diagonal(matrix), matrix.sum(axis=1), matrix.sum(axis=0)
     rows: list[dict[str, str | int | float | None]] = [

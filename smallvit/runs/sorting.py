@@ -1,4 +1,4 @@
-"""Image files sorted into a folder for each class: copied or linked, never moved, nothing overwritten."""
+"""Sorting image files into one folder per class: files are copied or linked, never moved or overwritten."""
 
 import filecmp
 import os
@@ -22,16 +22,16 @@ class Sorted(NamedTuple):
 def sort_into(
     folder: str | Path, predictions: Sequence[Prediction], classes: Sequence[str], *, link: bool = False
 ) -> Sorted:
-    """Copies the files of predictions into FOLDER/<class>, or FOLDER/unsure where the decision is that.
+    """Copies the files of predictions into FOLDER/<class>, or FOLDER/unsure if that is the decision.
 
     Args:
-        folder: It is made if it does not exist.
-        predictions: Of files, as `predict` returns them.
+        folder: Created if it does not exist.
+        predictions: Predictions of files, as returned by `predict`.
         classes: All classes of the model.
-        link: Make hard links instead of copies, or symbolic links to other disks.
+        link: Make hard links instead of copies, or symbolic links across disks.
 
-    A file with the name of another gets a number, as in name-2.jpg; one that is there already, with the same content,
-    is left alone.
+    If the name is taken by a different file, a number is added, as in name-2.jpg; a file with the same content is not
+    copied again.
     """
     folders = _folders(classes)
     made = present = 0
@@ -49,7 +49,7 @@ def sort_into(
 
 
 def _folders(classes: Sequence[str]) -> dict[str, str]:
-    """A name that every file system takes for each class; no two share one."""
+    """Returns a unique folder name for each class that is valid on every file system."""
     names: dict[str, str] = {}
     for each in dict.fromkeys((UNSURE, *classes)):
         safe = fitting(re.sub(r'[/\\:*?"<>|\x00-\x1f\x7f]', "_", each).strip(" ."), 200) or "_"
@@ -59,7 +59,7 @@ def _folders(classes: Sequence[str]) -> dict[str, str]:
 
 
 def _place(file: Path, folder: Path, link: bool) -> bool:
-    """Whether a copy or link was made."""
+    """Copies or links a file; returns False if it is there already."""
     for name in _numbered(fitting(file.stem, 200), file.suffix):
         target = folder / name
         if target.exists() and filecmp.cmp(file, target, shallow=False):
@@ -72,7 +72,7 @@ def _place(file: Path, folder: Path, link: bool) -> bool:
             else:
                 _copy(file, target)
             return True
-    raise AssertionError("there are always more numbers")
+    raise AssertionError("the numbers never end")
 
 
 def _numbered(stem: str, suffix: str) -> Iterator[str]:
@@ -85,12 +85,12 @@ def _link(file: Path, target: Path) -> None:
         os.link(file, target)
     except FileExistsError:
         raise
-    except OSError:  # on another disk, or one that has no hard links
+    except OSError:  # another disk, or one without hard links
         os.symlink(file, target)
 
 
 def _copy(file: Path, target: Path) -> None:
-    """Under another name until it is whole."""
+    """Copies to a temporary name first, so that a partial copy is never seen."""
     copy = temporary_name(target)
     try:
         shutil.copy2(file, copy)
@@ -98,7 +98,7 @@ def _copy(file: Path, target: Path) -> None:
             os.link(copy, target)  # fails if it exists, unlike a rename
         except FileExistsError:
             raise
-        except OSError:  # of a disk that has no hard links
+        except OSError:  # a disk without hard links
             os.rename(copy, target)
     finally:
         copy.unlink(missing_ok=True)

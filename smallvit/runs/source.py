@@ -1,4 +1,4 @@
-"""The data that a run was trained on, and the images held out from it."""
+"""The data of a run, and the images held out from it."""
 
 import hashlib
 import json
@@ -18,7 +18,7 @@ from smallvit.runs.saved import Saved
 
 @dataclass(frozen=True)
 class Source:
-    """Where the images of a run come from, and which were held out."""
+    """The origin of a run's images, and which of them were held out."""
 
     data: str | None
     split_seed: int
@@ -26,8 +26,8 @@ class Source:
     cache_dir: Path
     labels: Path | None = None
     group: str | None = None
-    fold: Fold | None = None  # that was held out to test
-    all_images: bool = False  # validation was trained on
+    fold: Fold | None = None  # held out for testing
+    all_images: bool = False  # validation images were used for training
 
     def is_same(self, source: str | Path) -> bool:
         mine, other = self.data or NAME, str(source)
@@ -38,7 +38,7 @@ class Source:
 
 
 def source_of(run: str | Path) -> Source | None:
-    """The data of a run; None if only its model folder is left."""
+    """Returns the source of a run's data; None if only its model folder is left."""
     path = run_folder(run) / CONFIG
     config = (read_json(path) if path.exists() else {}).get("config")
     if config is None:
@@ -53,7 +53,7 @@ def source_of(run: str | Path) -> Source | None:
 
 
 def own_data(run: str | Path, saved: Saved) -> Dataset:
-    """The data that a run was trained on; a ValueError if it is not available."""
+    """Loads the data that a run was trained on; raises a ValueError if it is not available."""
     source = source_of(run)
     if source is None:
         raise ValueError(f"the data that {run} was trained on is unknown: give the data to evaluate it on")
@@ -76,19 +76,19 @@ def own_data(run: str | Path, saved: Saved) -> Dataset:
 
 
 def own_images(run: str | Path, saved: Saved) -> HeldOut:
-    """The held-out images of the run's own data; a ValueError if they are not available."""
+    """Loads the held-out images of the run's own data; raises a ValueError if they are not available."""
     data = own_data(run, saved)
     found = held_out(data, saved.classes, saved.preprocess)
     return replace(found, notes=(*found.notes, *_changed(run, data)))
 
 
 def given_test(fold: str | Path, saved: Saved) -> HeldOut | None:
-    """The test images that the data of a cross-validation came with, which no fold has seen; None if it has none."""
+    """Returns the original test images of a cross-validation's data, which are in no fold; None if there are none."""
     data = own_data(fold, saved)
     if data.given_test is None:
         return None
     found = held_out(replace(data, test=data.given_test), saved.classes, saved.preprocess)
-    line = "the test images that the data came with, which are in none of the folds"
+    line = "the test images of the data set, which are in none of the folds"
     return replace(found, notes=(line, *_changed(fold, data)))
 
 
@@ -96,17 +96,17 @@ def _changed(run: str | Path, data: Dataset) -> list[str]:
     plan = run_folder(run) / PLAN
     if not plan.exists() or read_json(plan)["data"] == data_digest(data):
         return []
-    return ["warning: the data has changed since the training, so these images may have been trained on"]
+    return ["warning: the data has changed since training, so these images may have been used for training"]
 
 
 def data_digest(data: Dataset) -> str:
-    """A hash of everything that a run sees of its data: all images and labels, class names, preprocessing."""
+    """Returns a hash of everything a run uses of its data: images, labels, class names and preprocessing."""
     digest = hashlib.sha256(json.dumps([data.classes, data.preprocess.to_json()]).encode())
     for part, split in (("train", data.train), ("val", data.val), ("test", data.test)):
         if split is None:
             continue
         digest.update(f"{part} {split.images.shape}".encode())
         digest.update(split.labels.astype("<i4").tobytes())
-        for start in range(0, len(split), 1024):  # they may be memory-mapped, and more than memory holds
+        for start in range(0, len(split), 1024):  # memory-mapped images may exceed memory
             digest.update(np.ascontiguousarray(split.images[start : start + 1024]).data)
     return digest.hexdigest()

@@ -1,4 +1,4 @@
-"""A trained model behind HTTP: a page for people and JSON for programs."""
+"""HTTP server for a trained model: a web page and a JSON API."""
 
 from smallvit.serving.app import make_app
 from smallvit.serving.limits import Limits

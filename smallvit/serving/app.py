@@ -1,4 +1,4 @@
-"""The web application: routes, limits and errors. Nothing that a request says reaches the disk."""
+"""The web application: routes, limits and errors. Nothing of a request is written to disk."""
 
 import asyncio
 import base64
@@ -45,10 +45,10 @@ def make_app(
     hosts: Collection[str] | None = None,
     token: str | None = None,
 ) -> Starlette:
-    """An ASGI application; it compiles the model when it starts, before the first request.
+    """Returns an ASGI application, which compiles the model at startup, before the first request.
 
-    `hosts` are the names that it may be asked by, None means any; without the `token`, if there is one, it answers
-    nobody. With a `threshold`, answers have a decision, which is "unsure" below it.
+    `hosts` are the names allowed in the Host header; None allows any. With a `token`, requests must send it. With a
+    `threshold`, answers have a decision, which is "unsure" below it.
     """
     check_threshold(threshold)
     service = _Service(predictor, limits or Limits(), list(examples), threshold)
@@ -94,7 +94,7 @@ class _Service:
         self.names = [shown(name) for name in predictor.saved.classes]
         self.metrics, self.draining = Metrics(), False
         self.held = 0  # bytes of all uploads
-        # One thread computes: two would only share the same cores.
+        # One thread: two would only share the same cores.
         self.computing = ThreadPoolExecutor(1, thread_name_prefix="compute")
 
     @asynccontextmanager
@@ -132,7 +132,7 @@ class _Service:
         return JSONResponse(describe(self.limits))
 
     async def live(self, request: Request) -> Response:
-        """That the process works; whether it should be asked is another question."""
+        """Liveness, not readiness: answers as long as the process runs."""
         return JSONResponse({"status": "ok"})
 
     async def show_metrics(self, request: Request) -> Response:
@@ -170,7 +170,7 @@ class _Service:
     async def example(self, request: Request) -> Response:
         number = request.path_params["number"]
         if not (number.isascii() and number.isdecimal() and len(number) < 10 and int(number) < len(self.examples)):
-            raise Refused(404, f"there is no example {number[:40]}: GET /examples lists them")
+            raise Refused(404, f"example {number[:40]} does not exist: GET /examples lists them")
         _, kind, content = self.examples[int(number)]
         return Response(content, media_type=f"image/{kind}")
 
@@ -214,7 +214,7 @@ class _Service:
                 if held > self.limits.upload:
                     raise self._too_large()
                 if self.held > self.limits.memory:
-                    raise Refused(503, "too much is being uploaded at once: try again in a moment")
+                    raise Refused(503, "too many uploads at once: try again in a moment")
                 yield chunk
 
         async def one(upload: _Upload) -> dict[str, Any]:
@@ -242,7 +242,7 @@ class _Service:
             content = b"".join([chunk async for chunk in chunks])
             uploads = [_Upload("image", content)]
         else:
-            raise Refused(415, f"{kind[:80]!r} is no image: send one as image/*, or several as multipart/form-data")
+            raise Refused(415, f"{kind[:80]!r} is not an image: send one as image/*, or several as multipart/form-data")
         for upload in uploads:
             if not upload.content:
                 raise Refused(422, f"{upload.name} is empty: send the bytes of an image")
@@ -250,12 +250,12 @@ class _Service:
 
     async def _form(self, request: Request, chunks: AsyncGenerator[bytes, None], most: int) -> list[_Upload]:
         parser = MultiPartParser(request.headers, chunks, max_files=most, max_fields=most)
-        parser.spool_max_size = self.limits.upload + 1  # all in memory
+        parser.spool_max_size = self.limits.upload + 1  # keeps all files in memory
         try:
             form = await parser.parse()
         except MultiPartException as error:
             if error.message.startswith("Too many files"):
-                raise Refused(413, f"one request takes at most {most} images: send the others in another") from None
+                raise Refused(413, f"a request may have at most {most} images: send several requests") from None
             raise Refused(400, f"the form cannot be read: {error.message}") from None
         try:
             uploads = [
@@ -270,13 +270,13 @@ class _Service:
         return uploads
 
     def _too_large(self) -> Refused:
-        return Refused(413, f"one request takes at most {self.limits.upload:,} bytes: send fewer or smaller images")
+        return Refused(413, f"a request may have at most {self.limits.upload:,} bytes: send fewer or smaller images")
 
     def _top(self, request: Request) -> int:
         number = len(self.predictor.saved.classes)
         given = request.query_params.get("top", str(number))
         if not (given.isascii() and given.isdecimal() and len(given) < 10 and int(given) > 0):
-            raise Refused(400, f"top={given[:40]!r} must be a number of classes, 1 at least")
+            raise Refused(400, f"top={given[:40]!r} must be a number of classes, at least 1")
         return int(given)
 
     async def _in_time(self, work: Awaitable[Any], status: int, what: str) -> Any:
@@ -288,7 +288,7 @@ class _Service:
 
 
 async def _all(works: Any) -> list[Any]:
-    """The results in order; the first that fails ends the others."""
+    """Returns the results in order; the first failure cancels the others."""
     tasks = [asyncio.ensure_future(work) for work in works]
     try:
         return await asyncio.gather(*tasks)
@@ -314,20 +314,20 @@ async def _refused(request: Request, error: Exception) -> Response:
 async def _http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     if error.status_code == 404:
-        return _error(404, "there is no such page: GET /openapi.json describes what there is")
+        return _error(404, "there is no such page: GET /openapi.json describes the API")
     return _error(error.status_code, error.detail, dict(error.headers or {}))
 
 
 async def _gone(request: Request, error: Exception) -> Response:
-    return _error(400, "the upload broke off")  # nobody is left to read it
+    return _error(400, "the upload was interrupted")  # the client has disconnected
 
 
 async def _failed(request: Request, error: Exception) -> Response:
-    return _error(500, "the server failed on this request; its log says more")
+    return _error(500, "internal error: see the log of the server")
 
 
 def _digest(tag: str) -> str:
-    """For the page's own style and script, which are then the only ones that a browser runs."""
+    """The CSP hash of the page's style or script: the browser runs no others."""
     text = PAGE.split(f"<{tag}>")[1].split(f"</{tag}>")[0]
     return f"'sha256-{base64.b64encode(sha256(text.encode()).digest()).decode()}'"
 

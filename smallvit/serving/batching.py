@@ -1,4 +1,4 @@
-"""Single images from many requests, computed together."""
+"""Dynamic batching: images from many requests are computed together."""
 
 import asyncio
 from collections.abc import Callable, Iterator, Sequence
@@ -12,11 +12,11 @@ from jaxtyping import UInt
 from smallvit.serving.limits import Refused
 from smallvit.serving.metrics import SIZES, Histogram
 
-GATHER_SECONDS = 0.002  # how long the first image of a batch waits for company
+GATHER_SECONDS = 0.002  # how long the first image of a batch waits for others
 
 
 class Batcher:
-    """Calls `compute` in the executor with what waits, `largest` images at most; it gives one result an image."""
+    """Calls `compute` in the executor with up to `largest` waiting images; it returns one result per image."""
 
     def __init__(
         self,
@@ -28,15 +28,15 @@ class Batcher:
     ) -> None:
         self.batches = self.images = 0
         self.sizes = Histogram(SIZES)
-        self.taken = 0  # of the room
+        self.taken = 0  # admitted images, `room` at most
         self._compute, self._executor, self._largest, self._room = compute, executor, largest, room
         self._queue: asyncio.Queue[tuple[UInt[np.ndarray, "H W c"], asyncio.Future[Any]]] = asyncio.Queue()
 
     @contextmanager
     def admit(self, number: int) -> Iterator[None]:
-        """Holds room for this many images, from before they are decoded until they are answered."""
+        """Reserves room for this many images, from before they are decoded until they are answered."""
         if self.taken + number > self._room:
-            raise Refused(503, f"{self.taken} images wait and {self._room} may: try again in a moment")
+            raise Refused(503, f"{self.taken} of at most {self._room} images are waiting: try again in a moment")
         self.taken += number
         try:
             yield
@@ -49,7 +49,7 @@ class Batcher:
         return await answer
 
     async def work(self) -> None:
-        """Until it is cancelled. While one batch is computed, the next gathers by itself."""
+        """Computes batches until it is cancelled. While one is computed, the next fills up."""
         loop = asyncio.get_running_loop()
         while True:
             jobs = [await self._queue.get()]
@@ -57,7 +57,7 @@ class Batcher:
                 await asyncio.sleep(GATHER_SECONDS)
             while len(jobs) < self._largest and not self._queue.empty():
                 jobs.append(self._queue.get_nowait())
-            jobs = [(image, answer) for image, answer in jobs if not answer.done()]  # done: its request gave up
+            jobs = [(image, answer) for image, answer in jobs if not answer.done()]  # done: the request was cancelled
             if not jobs:
                 continue
             try:

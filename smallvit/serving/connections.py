@@ -1,4 +1,4 @@
-"""Connections that send nothing must not keep others out: a deadline for headers, and a limit of connections."""
+"""Protection from idle connections: a timeout for headers, and a maximum number of connections."""
 
 import asyncio
 from time import monotonic
@@ -10,10 +10,10 @@ from smallvit.serving.limits import Limits
 
 
 def limited(limits: Limits) -> type[H11Protocol]:
-    """The protocol for uvicorn, with these limits."""
+    """Returns the protocol class for uvicorn with these limits."""
 
     class Limited(H11Protocol):
-        since = 0.0  # when this connection began to wait for a request
+        since = 0.0  # when this connection became idle
         deadline: asyncio.TimerHandle | None = None
 
         def connection_made(self, transport: Any) -> None:
@@ -21,7 +21,7 @@ def limited(limits: Limits) -> type[H11Protocol]:
             self._watch()
             if len(self.connections) > limits.connections:
                 idle = [each for each in self.connections if isinstance(each, Limited) and each.is_idle()]
-                # There is always one, this; the oldest has had the longest time to ask.
+                # Never empty: this connection is idle, too.
                 min(idle, key=lambda each: each.since).drop()
 
         def data_received(self, data: bytes) -> None:
@@ -45,7 +45,7 @@ def limited(limits: Limits) -> type[H11Protocol]:
             self.connections.discard(self)
 
         def _watch(self) -> None:
-            """From the first byte or before: a header that comes byte by byte has no more time than others."""
+            """Starts the timeout when a connection is idle; further bytes of a slow header do not extend it."""
             if not self.is_idle():
                 self._forget()
             elif self.deadline is None:

@@ -1,4 +1,4 @@
-"""Images are decoded in processes of their own: one that hangs, crashes or takes all memory costs its image alone."""
+"""Decoding in separate processes: an image that hangs, crashes or exhausts memory does not affect others."""
 
 import asyncio
 import json
@@ -15,17 +15,17 @@ from smallvit.data import Preprocess
 from smallvit.data.worker import ANSWER, ASK, BROKEN, BYTES, LARGE, MEMORY, READY
 from smallvit.serving.limits import Limits, Refused
 
-KINDS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF")  # the usual ones: each further parser is one more to trust
-START_SECONDS = 60  # until a process has imported what it needs, on a busy machine
-# One thread, since numpy reserves memory for each; and what Pillow frees goes back to the system at once.
+KINDS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF")  # only the usual ones: every parser is attack surface
+START_SECONDS = 60  # for the imports of a process on a busy machine
+# One thread, since numpy reserves memory per thread; and memory that Pillow frees is returned to the system at once.
 _SMALL = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "MALLOC_MMAP_THRESHOLD_": str(2**20)}
 
 
 class Decoders:
-    """`limits.decoders` processes, and one more for large images, so that none keeps smaller ones waiting."""
+    """`limits.decoders` processes, and one more for large images, which do not delay smaller ones."""
 
     def __init__(self, limits: Limits, preprocess: Preprocess) -> None:
-        self.limits, self.large = limits, 0  # images that wait for the process for large ones, or are in it
+        self.limits, self.large = limits, 0  # large images that are waiting or being decoded
         most, around = limits.pixels * BYTES, 2 * limits.upload + 2**25
         options = {**preprocess.to_json(), "kinds": KINDS, "pixels": limits.pixels, "seconds": limits.decode_seconds}
         usual = {**options, "large": min(limits.large, most), "memory": min(limits.large, most) + around}
@@ -43,7 +43,7 @@ class Decoders:
 
     @property
     def processes(self) -> list[int]:
-        """Those for usual images first; the one for large images from the first of these on."""
+        """Process ids, usual images first; the process for large images starts with the first of them."""
         return [worker.process.pid for worker in self.workers if worker.process is not None]
 
     async def start(self) -> None:
@@ -56,7 +56,7 @@ class Decoders:
         kind, body = await self._ask(self._usual, name, content)
         if kind == LARGE:
             if self.large >= self.limits.large_queue:
-                line = f"{self.large} large images wait to be decoded: send smaller ones, or try again later"
+                line = f"{self.large} large images are waiting to be decoded: send smaller ones, or try again later"
                 raise Refused(503, line)
             self.large += 1
             try:
@@ -67,7 +67,7 @@ class Decoders:
             reason = body.decode(errors="replace").removeprefix("cannot read the image: ")
             raise Refused(422, f"{name} cannot be read: {reason}")
         if kind == MEMORY:
-            raise Refused(422, f"{name} cannot be read: it takes more memory than an image of its size should")
+            raise Refused(422, f"{name} cannot be read: it needs more memory than an image of its size should")
         return np.frombuffer(body, self._dtype).reshape(self._shape)
 
     async def _ask(self, pool: "_Pool", name: str, content: bytes) -> tuple[int, bytes]:
@@ -81,7 +81,7 @@ class Decoders:
 
 
 class _Pool:
-    """Processes that take turns."""
+    """Distributes images to idle processes."""
 
     def __init__(self, options: dict[str, Any], number: int) -> None:
         self.workers = [_Worker(options) for _ in range(number)]
@@ -91,10 +91,10 @@ class _Pool:
         self._asking: set[asyncio.Task[Any]] = set()
 
     async def ask(self, content: bytes, seconds: float) -> tuple[int, bytes]:
-        """A TimeoutError after so many seconds of decoding, and a ChildProcessError if the process died of it."""
+        """Decodes an image; raises a TimeoutError after `seconds`, or a ChildProcessError if the process died."""
         worker = await self._idle.get()
 
-        # A request that is given up does not end what it began, which would cost a process: that has its own deadline.
+        # A cancelled request does not cancel decoding, which would cost a process; decoding has its own timeout.
         task = asyncio.create_task(worker.ask(content, seconds))
         self._asking.add(task)
 
@@ -102,7 +102,7 @@ class _Pool:
             self._asking.discard(task)
             self._idle.put_nowait(worker)
             if not task.cancelled():
-                task.exception()  # which nobody may be left to ask for
+                task.exception()  # marks it as retrieved: the request may be gone
 
         task.add_done_callback(done)
         return await asyncio.shield(task)
@@ -111,7 +111,7 @@ class _Pool:
 class _Worker:
     def __init__(self, options: dict[str, Any]) -> None:
         self._command = [sys.executable, "-m", "smallvit.data.worker", json.dumps(options)]
-        # It imports from where this process does.
+        # It imports from the same paths as this process.
         self._env = {**os.environ, **_SMALL, "PYTHONPATH": os.pathsep.join(entry or os.getcwd() for entry in sys.path)}
         self._env.pop("GLIBC_TUNABLES", None)
         self._closed = False
@@ -119,13 +119,13 @@ class _Worker:
         self.started = 0
 
     async def start(self) -> Process:
-        """A process that is ready, the one from before if it lives."""
+        """Returns a ready process, and starts one if there is none alive."""
         if self._closed:
-            raise ChildProcessError("the server is ending")
+            raise ChildProcessError("the server is shutting down")
         if self.process is not None and self.process.returncode is None:
             return self.process
         self.started += 1
-        # In a session of its own: a Ctrl-C is for the server. The pipe closes when that ends, however it ends.
+        # In its own session: Ctrl-C is for the server only. The pipe closes when the server ends, however it ends.
         self.process = process = await asyncio.create_subprocess_exec(
             *self._command, env=self._env, stdin=PIPE, stdout=PIPE, start_new_session=True
         )
@@ -134,7 +134,7 @@ class _Worker:
                 if (await _answer(process))[0] == READY:
                     return process
         await _end(process)
-        raise ChildProcessError(f"a process to decode it did not start ({process.returncode})")
+        raise ChildProcessError(f"the decoding process did not start ({process.returncode})")
 
     async def ask(self, content: bytes, seconds: float) -> tuple[int, bytes]:
         process = await self.start()
@@ -148,13 +148,13 @@ class _Worker:
             await _end(process)
             raise
         except (OSError, asyncio.IncompleteReadError):
-            with suppress(TimeoutError):  # it is ending by itself
+            with suppress(TimeoutError):  # it is exiting by itself
                 async with asyncio.timeout(1):
                     await process.wait()
             await _end(process)
             code = process.returncode or 0
             died = f"by signal {-code}" if code < 0 else f"with code {code}"
-            raise ChildProcessError(f"the process that decoded it ended {died}") from None
+            raise ChildProcessError(f"the decoding process ended {died}") from None
 
     async def close(self) -> None:
         self._closed = True

@@ -1,4 +1,4 @@
-"""Images to try, read once when the server starts and kept in memory."""
+"""Example images for the page, loaded into memory when the server starts."""
 
 import io
 from itertools import chain, zip_longest
@@ -15,7 +15,7 @@ from smallvit.runs.prediction import Predictor
 
 MOST = 12
 LARGEST = 4 * 2**20  # bytes
-KINDS = {".png": "png", ".jpg": "jpeg", ".jpeg": "jpeg", ".webp": "webp", ".gif": "gif"}  # that every browser shows
+KINDS = {".png": "png", ".jpg": "jpeg", ".jpeg": "jpeg", ".webp": "webp", ".gif": "gif"}  # shown by every browser
 
 
 class Example(NamedTuple):
@@ -25,9 +25,9 @@ class Example(NamedTuple):
 
 
 def from_folder(folder: Path, predictor: Predictor) -> list[Example]:
-    """The first images of the folder and, in turn, of each folder in it."""
+    """Returns the first images of the folder and its subfolders, taken from each in turn."""
     if not folder.is_dir():
-        raise ValueError(f"{folder} is no folder: give one with a few images as --examples")
+        raise ValueError(f"{folder} is not a folder: give a folder with a few images as --examples")
     try:
         groups = [folder, *sorted(path for path in folder.iterdir() if path.is_dir())]
         files = [sorted(path for path in group.iterdir() if path.suffix.lower() in KINDS) for group in groups]
@@ -46,12 +46,12 @@ def from_folder(folder: Path, predictor: Predictor) -> list[Example]:
         if len(found) == MOST:
             break
     if not found:
-        raise ValueError(f"{folder} has no image that can be shown: it takes {', '.join(KINDS)} up to 4 MB each")
+        raise ValueError(f"{folder} has no image that can be shown: use {', '.join(KINDS)} files of up to 4 MB")
     return found
 
 
 def from_embedded(predictor: Predictor) -> list[Example]:
-    """One test image of each class for a model of the set that comes with the package; none for others."""
+    """Returns one test image per class for a model of the data set in the package, else no images."""
     if predictor.saved.classes != FASHION_CLASSES:
         return []
     test = load_embedded().test

@@ -1,4 +1,4 @@
-"""Who may ask: hosts that the server goes by, pages of its own, those who know the token; and nobody while it ends."""
+"""Access control: checks the host name, the origin and the token; refuses all requests during shutdown."""
 
 import asyncio
 from collections.abc import Callable, Collection
@@ -14,12 +14,12 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from smallvit.serving.metrics import Metrics
 
 LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
-PROBES = frozenset({"/live", "/ready", "/health"})  # of an orchestrator, which has neither token nor host name
+PROBES = frozenset({"/live", "/ready", "/health"})  # an orchestrator sends neither token nor host name
 COOKIE = "smallvit_token"
 
 
 class Guard:
-    """ASGI middleware. `hosts` may be named in a request's Host header, None means any."""
+    """ASGI middleware. `hosts` are the names allowed in the Host header; None allows any."""
 
     def __init__(
         self,
@@ -58,7 +58,7 @@ class Guard:
             self.metrics.answered(self._path(scope["path"]), status or 500, perf_counter() - begun)
 
     def _path(self, path: str) -> str:
-        """Few of them, for each is a series of its own."""
+        """Maps a path to one of few names, since each is a time series of its own."""
         first = "/" + path.split("/")[1] if path.startswith("/") else path
         return first if first in self.paths else "other"
 
@@ -67,10 +67,10 @@ class Guard:
         if scope["path"] in PROBES:
             return None
         if self.hosts is not None and (host := _host(f"//{headers.get('host', '')}")) not in self.hosts:
-            line = f"this server does not go by the name {host[:80]!r}: start it with --allow-host, or ask by its own"
+            line = f"host {host[:80]!r} is not allowed: use the server's own address, or start it with --allow-host"
             return _refused(421, line)
         if self._is_foreign(scope, headers):
-            return _refused(403, "requests of other sites' pages are not answered")
+            return _refused(403, "requests from pages of other sites are refused")
         if self.draining():
             return _ending()
         if self.token is not None:
@@ -78,7 +78,7 @@ class Guard:
         return None
 
     def _is_foreign(self, scope: Scope, headers: Headers) -> bool:
-        """A page of another site, open in the browser of somebody who may ask, must not ask in their name."""
+        """Whether a page of another site made the request, in the browser of a user with access."""
         follows_link = scope["method"] == "GET" and headers.get("sec-fetch-mode") == "navigate" and scope["path"] == "/"
         if headers.get("sec-fetch-site") in ("cross-site", "same-site") and not follows_link:
             return True
@@ -94,7 +94,7 @@ class Guard:
         if (kind.lower() == "bearer" and self._is_right(given.strip())) or (cookie and self._is_right(cookie.value)):
             return None
         asked = parse_qs(scope["query_string"].decode("latin-1")).get("token", [""])[0]
-        if scope["path"] == "/" and self._is_right(asked):  # from the address that was printed, kept as a cookie
+        if scope["path"] == "/" and self._is_right(asked):  # from the printed address; kept as a cookie
             answer = RedirectResponse("/", 303)
             answer.set_cookie(COOKIE, asked, httponly=True, samesite="strict")
             return answer
@@ -118,4 +118,4 @@ def _refused(status: int, reason: str, headers: dict[str, str] | None = None) ->
 
 
 def _ending() -> Response:
-    return _refused(503, "the server is ending: ask another, or try again later", {"Retry-After": "5"})
+    return _refused(503, "the server is shutting down: use another one, or try again later", {"Retry-After": "5"})

@@ -1,4 +1,4 @@
-"""What the page lays over an image: the map of what counts, and each head's attention on the grid of tokens."""
+"""Maps that the page overlays on an image: the saliency, and the attention of each head on the token grid."""
 
 from typing import NamedTuple
 
@@ -10,12 +10,12 @@ from smallvit.runs.saved import Saved
 
 
 class Maps(NamedTuple):
-    saliency: Float[np.ndarray, "H W"] | None  # none where the model has no grid that the answer depends on
-    layers: dict[str, Float[np.ndarray, "h rows columns"]]  # by the layer's path, each map from 0 to 1
+    saliency: Float[np.ndarray, "H W"] | None  # None if the model has no token grid that its output depends on
+    layers: dict[str, Float[np.ndarray, "h rows columns"]]  # by the path of the layer; values from 0 to 1
 
 
 def explain(saved: Saved, image: UInt[np.ndarray, "H W c"]) -> Maps:
-    """Layers that attend within windows, or to tokens that are on no grid, are left out."""
+    """Computes the maps of an image; skips layers with window attention, or whose tokens form no grid."""
     images = np.asarray(saved.preprocess.normalise(image[None]), saved.model.dtype)
     try:
         heat = np.asarray(saliency(saved.model, saved.variables, images)[0], np.float32)
@@ -32,7 +32,7 @@ def explain(saved: Saved, image: UInt[np.ndarray, "H W c"]) -> Maps:
 
 
 def read_by_head(maps: Float[np.ndarray, "h n m"], shape: tuple[int, int]) -> Float[np.ndarray, "h rows columns"]:
-    """What the class token reads of each token of the grid or, without one, what all tokens read on average."""
+    """The attention of the class token to the token grid or, without a class token, the mean over all tokens."""
     heads, n, m = maps.shape
     prefix, grid = token_grid(m, shape)
     read = maps[:, 0] if prefix and n == m else maps.mean(axis=1)

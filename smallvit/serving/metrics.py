@@ -1,4 +1,4 @@
-"""What the server has done, in the text format that Prometheus reads."""
+"""Metrics of the server in the Prometheus text format."""
 
 from bisect import bisect_left
 from collections import Counter
@@ -36,7 +36,7 @@ class Metrics:
         self.seconds.setdefault(path, Histogram(SECONDS)).add(seconds)
 
     def text(self, batches: Histogram, **gauges: int | float) -> str:
-        """`gauges` are what holds now: images that wait, bytes of uploads."""
+        """Returns all metrics; `gauges` are current values, such as waiting images and bytes of uploads."""
         lines = ["# TYPE smallvit_requests_total counter"]
         lines += [
             f'smallvit_requests_total{{path="{path}",status="{status}"}} {count}'

@@ -1,4 +1,4 @@
-"""The description of the interface, as GET /openapi.json gives it."""
+"""The OpenAPI description that GET /openapi.json returns."""
 
 from typing import Any
 
@@ -22,19 +22,19 @@ def describe(limits: Limits) -> dict[str, Any]:
         },
     }
     refusals = {
-        "400": "The form is broken.",
+        "400": "The form is invalid.",
         "408": f"The upload took longer than {limits.seconds:g} seconds.",
         "413": f"More than {limits.upload} bytes, or too many images.",
         "415": "Neither a form nor an image.",
-        "422": f"No image in it, a broken one, or one of more than {limits.pixels} pixels.",
-        "503": "Too many images wait, or the server is ending; Retry-After says when to come back.",
+        "422": f"No image, a broken image, or an image of more than {limits.pixels} pixels.",
+        "503": "Too many images are waiting, or the server is shutting down; Retry-After says when to retry.",
         "504": f"The answer would take longer than {limits.seconds:g} seconds, or an image {limits.decode_seconds:g}.",
     }
     errors = {status: {"description": text, **_json(_ref("Error"))} for status, text in refusals.items()}
     top = {
         "name": "top",
         "in": "query",
-        "description": "How many classes to give, the most probable first; all without it.",
+        "description": "Number of classes to return, the most probable first; by default all.",
         "schema": {"type": "integer", "minimum": 1},
     }
     number = {"name": "number", "in": "path", "required": True, "schema": {"type": "integer", "minimum": 0}}
@@ -42,7 +42,7 @@ def describe(limits: Limits) -> dict[str, Any]:
         "openapi": "3.1.0",
         "info": {"title": "smallvit serve", "version": __version__, "description": "A trained image classifier."},
         "paths": {
-            "/": {"get": {"summary": "The page", "responses": {"200": {"description": "HTML", "content": _HTML}}}},
+            "/": {"get": {"summary": "The web page", "responses": {"200": {"description": "HTML", "content": _HTML}}}},
             "/predict": {
                 "post": {
                     "summary": f"The classes of up to {limits.images} images",
@@ -64,28 +64,28 @@ def describe(limits: Limits) -> dict[str, Any]:
                     "responses": {"200": _ok("Model")},
                 }
             },
-            "/health": {"get": {"summary": "Whether it works, and how much", "responses": {"200": _ok("Health")}}},
-            "/live": {"get": {"summary": "That the process works", "responses": {"200": {"description": "It does."}}}},
+            "/health": {"get": {"summary": "Status and load", "responses": {"200": _ok("Health")}}},
+            "/live": {"get": {"summary": "Liveness probe", "responses": {"200": {"description": "The process runs."}}}},
             "/ready": {
                 "get": {
-                    "summary": "Whether to send requests here",
-                    "responses": {"200": _ok("Health"), "503": {"description": "Not now.", **_json(_ref("Health"))}},
+                    "summary": "Readiness probe",
+                    "responses": {"200": _ok("Health"), "503": {"description": "Not ready.", **_json(_ref("Health"))}},
                 }
             },
             "/metrics": {
                 "get": {
-                    "summary": "Counts for Prometheus",
-                    "responses": {"200": {"description": "Text, version 0.0.4"}},
+                    "summary": "Metrics for Prometheus",
+                    "responses": {"200": {"description": "Prometheus text format 0.0.4"}},
                 }
             },
-            "/examples": {"get": {"summary": "Names of images to try", "responses": {"200": _ok("Examples")}}},
+            "/examples": {"get": {"summary": "Names of the example images", "responses": {"200": _ok("Examples")}}},
             "/examples/{number}": {
                 "get": {
-                    "summary": "One of these images",
+                    "summary": "An example image",
                     "parameters": [number],
                     "responses": {
                         "200": {"description": "An image", "content": {"image/*": {}}},
-                        "404": {"description": "There is none of this number.", **_json(_ref("Error"))},
+                        "404": {"description": "There is no example with this number.", **_json(_ref("Error"))},
                     },
                 }
             },
@@ -129,7 +129,7 @@ _SCHEMAS = {
                 name=_TEXT,
                 classes=_list(_object(**{"class": _TEXT, "probability": _UNIT})),
                 milliseconds=_NUMBER,
-                optional={"decision": {**_TEXT, "description": "With a threshold: the first class, or unsure."}},
+                optional={"decision": {**_TEXT, "description": "Only with a threshold: the first class, or unsure."}},
             )
         )
     ),
@@ -137,7 +137,7 @@ _SCHEMAS = {
         images=_list(
             _object(
                 name=_TEXT,
-                seen={"type": "string", "description": "A data URI: the image as the model sees it."},
+                seen={"type": "string", "description": "The image as the model sees it, as a data URI."},
                 saliency={"oneOf": [_MAP, {"type": "null"}]},
                 layers=_list(_object(name=_TEXT, heads=_list(_MAP))),
                 milliseconds=_NUMBER,

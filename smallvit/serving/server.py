@@ -36,8 +36,8 @@ def serve(
 ) -> None:
     """Serves the model of a run or model folder until it is interrupted.
 
-    On this machine's own address it answers to its usual names and to `hosts`, such as those of a proxy in front of it.
-    On others it answers to any name, and only to those who have the token; without one it makes one.
+    On a loopback address it accepts the usual names of this machine and `hosts`, such as those of a reverse proxy. On
+    other addresses it accepts any name but requires the token, which is generated if not given.
 
     With a `threshold`, or a `precision` to choose it by, every answer has a decision: the most probable class, or
     "unsure" where its probability is below the threshold.
@@ -65,9 +65,9 @@ def serve(
             timeout_graceful_shutdown=5,
             http=limited(limits),
             ws="none",
-            loop="asyncio",  # uvloop starts processes by a fork that jax warns of
+            loop="asyncio",  # uvloop starts processes with fork, which jax warns about
         )
-        with suppress(KeyboardInterrupt):  # the usual end of a server
+        with suppress(KeyboardInterrupt):  # the usual way to stop a server
             _Server(config, token).run(sockets=[bound])
 
 
@@ -88,7 +88,7 @@ class _Server(uvicorn.Server):
             host, port = sockets[0].getsockname()[:2]
             address = f"http://{f'[{host}]' if ':' in host else host}:{port}"
             address += f"/?token={self.token}" if self.token else ""
-            print(f"{address} is ready; Ctrl-C ends it", flush=True)
+            print(f"{address} is ready; stop it with Ctrl-C", flush=True)
 
 
 def _is_loopback(host: str) -> bool:
@@ -101,22 +101,22 @@ def _is_loopback(host: str) -> bool:
 def _check(predictor: Predictor, run: str | Path) -> None:
     preprocess = predictor.saved.preprocess
     if not np.isfinite(predictor(np.zeros((1, *preprocess.size, preprocess.channels), preprocess.dtype))).all():
-        raise ValueError(f"the model of {run} answers with numbers that are not finite: its weights are broken")
+        raise ValueError(f"the model of {run} outputs NaN or infinite values: its weights are broken")
 
 
 def _bound(host: str, port: int) -> socket.socket:
-    """Before the model is compiled: a port that is taken is known at once."""
+    """Binds the socket; called before the model is compiled, so that a port in use is reported at once."""
     if not 0 <= port < 2**16:
-        raise ValueError(f"port {port} must be from 0 to 65535; 0 takes any that is free")
+        raise ValueError(f"port {port} must be from 0 to 65535; 0 takes any free port")
     try:
         (family, kind, protocol, _, address), *_ = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
         bound = socket.socket(family, kind, protocol)
     except OSError as error:
-        raise ValueError(f"host {host!r} is not known here: {error.strerror}") from None
+        raise ValueError(f"unknown host {host!r}: {error.strerror}") from None
     bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         bound.bind(address)
-        bound.listen(1)  # binding alone lets a second server bind the same port
+        bound.listen(1)  # bind alone lets a second server bind the same port
     except OSError as error:
         bound.close()
         raise ValueError(f"cannot listen on {host}:{port}: {error.strerror}; choose another --port") from None

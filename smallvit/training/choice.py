@@ -1,4 +1,4 @@
-"""What a run trains where the user leaves it open: model and augmentation, by the number of epochs that fit."""
+"""The choice of model and augmentation if the user gives none, by the number of epochs that fit."""
 
 import time
 from collections.abc import Mapping
@@ -17,9 +17,9 @@ from smallvit.training.cluster import broadcast_choice
 from smallvit.training.config import DEFAULT_MINUTES, TrainConfig
 from smallvit.training.recipe import RECIPES
 
-# From small to large: each is chosen if it has so many epochs. docs/results.md has what supports it.
+# From small to large, each with the minimum number of epochs to choose it. The evidence is in docs/results.md.
 MODELS = {"hybrid_vit_tiny": 0.0, "hybrid_vit_small": 35.0, "hybrid_vit_base": 80.0}
-# What the augmentation gains from so many epochs on: the more often an image is seen, the more it has to change.
+# Augmentation by the minimum number of epochs: the more often an image is seen, the stronger it must be.
 AUGMENTATION: dict[float, dict[str, Any]] = {
     0.0: {},
     15.0: dict(cutmix=0.3, mixup=0.2),
@@ -33,8 +33,8 @@ USED = {True: 0.9, False: 0.45}  # with the kernels, and without them
 
 
 def choose(config: TrainConfig, data: Dataset) -> tuple[TrainConfig, str]:
-    """The configuration with nothing left open, and the choice and its reason in a line; that is empty without one."""
-    if config.fields:  # a value that makes no sense would fail somewhere inside
+    """Returns the completed configuration, and a line with the choice and its reason, empty if nothing was chosen."""
+    if config.fields:  # an invalid value would fail somewhere inside
         for name in [config.model] if config.model else MODELS:
             abstract_model(Spec(name, len(data.classes), data.preprocess.size, config.model_fields), data.preprocess)
     if config.model is not None and config.recipe_name != "default":
@@ -44,7 +44,7 @@ def choose(config: TrainConfig, data: Dataset) -> tuple[TrainConfig, str]:
     seconds = 60 * (config.minutes or DEFAULT_MINUTES)
 
     def fit(name: str) -> float:
-        """Epochs that a model has in the time, roughly."""
+        """Estimates the epochs of a model in the given time."""
         if speed is None:
             return epochs or 0.0
         spec = Spec(name, len(data.classes), data.preprocess.size, config.model_fields)
@@ -68,12 +68,12 @@ def choose(config: TrainConfig, data: Dataset) -> tuple[TrainConfig, str]:
 
 
 def epochs_of(config: TrainConfig) -> float | None:
-    """The epochs that the user or the recipe asks for; None if the time decides."""
+    """Returns the epochs set by the user or the recipe; None if the time decides."""
     return config.epochs or (RECIPES[config.recipe_name].epochs if config.minutes is None else None)
 
 
 def choose_model(epochs: Mapping[str, float]) -> str:
-    """The largest model that has enough epochs, given how many fit with each."""
+    """Returns the largest model with enough epochs, given the number that fit for each."""
     return [name for name, fewest in MODELS.items() if epochs[name] >= fewest or fewest == 0][-1]
 
 
@@ -82,7 +82,7 @@ def choose_augmentation(epochs: float) -> dict[str, Any]:
 
 
 def products_per_second(seconds: float = 0.5) -> float:
-    """How many multiply-adds this machine does in a second, in a matrix product of a usual size."""
+    """Measures the multiply-adds per second of this machine in a matrix product of typical size."""
     x, y = jnp.ones((2048, 256), jnp.float32), jnp.ones((256, 256), jnp.float32)
     run = jax.jit(lambda x, y: multiply(x, y))
     run(x, y).block_until_ready()

@@ -1,4 +1,4 @@
-"""Training, from a configuration to a run folder with a model in it."""
+"""The training loop, from a configuration to a run folder with a model."""
 
 import json
 import math
@@ -54,18 +54,18 @@ from smallvit.training.trainer import Trainer
 
 @dataclass
 class History:
-    """What a checkpoint remembers beside the arrays."""
+    """The part of a checkpoint besides the arrays."""
 
     step: int = 0
-    seconds: float = 0.0  # since the run began, without the time from a stop until it goes on
-    training: float = 0.0  # seconds of these in which it trained
+    seconds: float = 0.0  # since the run started, without pauses between a stop and a resume
+    training: float = 0.0  # seconds of training steps
     rows: list[dict[str, Any]] = field(default_factory=list)  # of metrics.csv
-    best: float | None = None  # in validation: accuracy, or mean recall where classes are balanced
-    kept: int = 0  # the row whose weights are the model
+    best: float | None = None  # validation accuracy, or mean recall with --balance
+    kept: int = 0  # the row whose weights were saved as the model
     loss: float = 0.0  # sums over the steps since the last evaluation
     correct: int = 0
     steps: int = 0
-    stopped: bool = False  # before the end of the plan, by a callback
+    stopped: bool = False  # early, by a callback
 
 
 @lasting_output()
@@ -75,7 +75,7 @@ def train(
     callbacks: Iterable[Callback] = (),
     own: Own = Own(),  # noqa: B008, it is frozen
 ) -> dict[str, Any]:
-    """Does what `smallvit train` does; returns what result.json says and, as `folder`, where it stands."""
+    """Runs `smallvit train`; returns the content of result.json and, as `folder`, the run folder."""
     started = time.monotonic()
     config = config or TrainConfig()
     join(config.machine)
@@ -120,9 +120,9 @@ def train(
     trainer.data = data
     del scanned, blank  # with --all-images, a copy
     say(f"compiled in {duration(compiled())}")
-    plan = _stored_plan(folder, trainer) if folder is not None else None  # the first process's, in all of them
+    plan = _stored_plan(folder, trainer) if folder is not None else None  # all processes use that of the first
     plan = plan or make_plan(config, trainer, started)
-    if folder is None:  # only now: a user's mistake leaves no folder behind
+    if folder is None:  # only now, so that a user's mistake leaves no folder behind
         default = f"{data.name}-{config.model}"
         folder = Path(
             broadcast_choice(lambda: str(create_run(config.run.runs, config.run.name, default, config.to_json())))
@@ -172,14 +172,14 @@ class Training:
     say: Reporter
     callbacks: Callbacks
     started: float
-    evaluating: float = 0.0  # seconds that the last evaluation took
+    evaluating: float = 0.0  # seconds of the last evaluation
 
     def clock(self) -> float:
-        """Seconds that this run has taken so far."""
+        """Seconds since the run started."""
         return time.monotonic() - self.started
 
     def run(self, state: State, history: History, stopping: threading.Event, until: int | None = None) -> None:
-        """The loop, up to the end or `until` a step. A step is waited for only when the next one is on its way."""
+        """Trains to the end, or `until` a step. The results of a step are read after the next one has been started."""
         votes = Votes(self.trainer.mesh)
         before: Metrics | None = None
         step, saved, begun = history.step, time.monotonic(), time.monotonic()
@@ -224,7 +224,7 @@ class Training:
                 begun = time.monotonic()
 
     def _asked_to_stop(self, history: History, pace: Pace) -> bool:
-        """Whether a callback wants the run to end here; the first process's, in all of them."""
+        """Whether a callback of the first process stops the run here; the same in all processes."""
         by = broadcast_choice(lambda: self.callbacks.evaluation(history.rows))
         if by:
             self.say(
@@ -234,22 +234,22 @@ class Training:
         return bool(by)
 
     def _decide(self, step: int, since: tuple[int, float]) -> tuple[int, float]:
-        """Plans the remaining steps anew, from the time of those since the last decision with all that came between."""
+        """Replans the remaining steps by the time per step since the last decision, including all other work."""
         assert self.plan.seconds is not None
         now = self.clock()
         per_step = (now - since[1]) / (step - since[0])
         left = round((self.plan.seconds - now - ending(self.trainer, self.evaluating)) / per_step)
-        # From the first process: the others may have measured something else.
+        # From the first process: the others may have measured other times.
         self.plan = self.plan.decided(step, int(broadcast_choice(lambda: str(left))))
         _store_plan(self.folder, self.plan)
         return step, now
 
     @contextmanager
     def _writing(self) -> Iterator[None]:
-        """A full disk, say, ends the run in one line; the state before stays whole."""
+        """Turns write errors, such as a full disk, into a one-line end of the run; earlier files stay intact."""
         try:
             yield
-        except (OSError, ValueError) as error:  # orbax has the latter for whatever the disk says
+        except (OSError, ValueError) as error:  # orbax raises ValueError for errors of the disk
             if lost(error):
                 raise
             last = str(error).splitlines()[0].partition(" [os_error")[0].rpartition(": ")[2]
@@ -270,10 +270,10 @@ class Training:
         history.steps += 1
 
     def _evaluate(self, state: State, history: History, pace: Pace) -> dict[str, Any]:
-        """Scores the validation images, adds a row to metrics.csv, and keeps the weights if they are to be the model.
+        """Scores the validation images, adds a row to metrics.csv, and saves the weights if they are the best.
 
-        The last ones are, for they are an average at the end of the schedule; the best ones before only where the last
-        are worse by more than chance: the best of many validations of few images is mostly a lucky one.
+        The last weights, averaged at the end of the schedule, are preferred unless they are significantly worse: the
+        best of many validations on few images is mostly luck.
         """
         data, plan, begun = self.trainer.data, self.plan, time.monotonic()
         state = self.trainer.settled(state, history.step)
@@ -297,7 +297,7 @@ class Training:
         good = scores.mean_recall if self.trainer.recipe.balance else scores.top1
         last = history.step == plan.steps
         is_good = history.best is None or good >= history.best or (last and history.best - good <= 2 * scores.error)
-        if is_good or self.config.all_images:  # what was trained on tells nothing
+        if is_good or self.config.all_images:  # the score of training images says nothing
             history.best, history.kept = max(good, history.best or 0.0), len(history.rows) - 1
             variables = self.trainer.variables(state)
             if jax.process_index() == 0:
@@ -350,7 +350,7 @@ def _starting_from(start: Start, spec: Spec, data: Dataset, say: Reporter) -> di
 
 
 def _fit_size(config: TrainConfig, scanned: Scanned, say: Reporter) -> tuple[TrainConfig, Scanned]:
-    """With the images brought to a size that the model takes, if theirs is none."""
+    """Resizes the images if the model does not support their size."""
     data = scanned.blank
     height, width = data.preprocess.size
 
@@ -361,8 +361,8 @@ def _fit_size(config: TrainConfig, scanned: Scanned, say: Reporter) -> tuple[Tra
     if size == (height, width):
         return config, scanned
     say(
-        f"{config.model} does not take images of {height} x {width}: they are brought to {size[0]} x {size[1]} "
-        "(--image-size chooses another)"
+        f"{config.model} does not take images of {height} x {width}: they are resized to {size[0]} x {size[1]} "
+        "(--image-size sets another size)"
     )
     config = replace(config, image_size=size)
     return config, _scan(config)
@@ -371,7 +371,7 @@ def _fit_size(config: TrainConfig, scanned: Scanned, say: Reporter) -> tuple[Tra
 def _trainer(config: TrainConfig, data: Dataset, spec: Spec, own: Own, say: Reporter) -> Trainer:
     recipe, mesh = config.recipe_for(data), make_mesh(config.machine.mesh)
     if not data.mirrors and not recipe.augment.flip:
-        say(f"images are not mirrored: left and right matter in {data.name} (--flip mirrors them)")
+        say(f"images are not flipped: left and right matter in {data.name} (--flip enables it)")
     parts = mesh.size * config.machine.accumulate * recipe.repeats
     batch_size = recipe.batch_size
     if batch_size > len(data.train):
@@ -403,7 +403,7 @@ def _trainer(config: TrainConfig, data: Dataset, spec: Spec, own: Own, say: Repo
 
 
 def _stored_plan(folder: Path, trainer: Trainer) -> Plan | None:
-    """The plan of a run that goes on; None if it was stopped before there was one."""
+    """Returns the plan of a resumed run; None if it was stopped before it had one."""
     stored = json.loads(
         broadcast_choice(lambda: json.dumps(read_json(folder / PLAN) if (folder / PLAN).exists() else None))
     )

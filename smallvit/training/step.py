@@ -1,4 +1,4 @@
-"""One step of training and one of evaluation: pure functions, jitted once."""
+"""The training step: pure functions, jitted once."""
 
 from collections.abc import Callable
 from functools import partial
@@ -27,25 +27,25 @@ Scalar = np.float32 | Float[Array, ""]
 class State(struct.PyTreeNode):
     step: Int[Array, ""]
     params: PyTree
-    others: dict[str, Any]  # what is not trained by gradients, such as the statistics of BatchNorm
+    others: dict[str, Any]  # variables without gradients, such as the statistics of BatchNorm
     moments: PyTree  # of the optimiser
-    average: dict[str, Any]  # of all variables, so that statistics fit the weights; empty if the recipe has none
+    average: dict[str, Any]  # of all variables, so that statistics match the weights; empty without `ema`
 
     @property
     def variables(self) -> dict[str, Any]:
-        """What is evaluated and kept."""
+        """The variables to evaluate and save."""
         return self.average or {"params": self.params, **self.others}
 
 
 class Pace(NamedTuple):
-    """What a step takes from the schedule: the compiled program does not depend on how long a run is."""
+    """The schedule's inputs to a step, so that the compiled program does not depend on the length of the run."""
 
-    rate: Scalar  # share of the peak learning rate
-    decay: Scalar  # share of the weights that is taken away
-    ema: Scalar  # share of the average that stays
+    rate: Scalar  # fraction of the peak learning rate
+    decay: Scalar  # fraction of the weights to subtract
+    ema: Scalar  # fraction of the average to keep
 
 
-STILL = Pace(np.float32(0), np.float32(0), np.float32(0))  # nothing is learned
+STILL = Pace(np.float32(0), np.float32(0), np.float32(0))  # no update
 
 
 class Metrics(struct.PyTreeNode):
@@ -69,11 +69,11 @@ def first_state(recipe: Recipe, optimiser: optax.GradientTransformation, variabl
 
 
 def layer_scales(model: Classifier, recipe: Recipe, shape: tuple[int, int, int]) -> PyTree:
-    """What the learning rate of each parameter is multiplied by; 0 is a frozen one."""
+    """Returns the factor of each parameter's learning rate; 0 for frozen ones."""
     order: list[str] = []
 
     def init(key: PRNGKeyArray) -> None:
-        # While it is traced, they stand in the order of their use.
+        # During tracing, parameters are in the order of their use.
         order.extend(by_path(model.init(key, jnp.zeros((1, *shape), jnp.float32))["params"]))
 
     jax.eval_shape(init, jax.random.key(0))
@@ -111,15 +111,15 @@ def make_step(
                 f"your loss has shape {losses.shape}: it must return one number per image, {targets.shape[:1]}"
             )
         if class_weights is not None:
-            # Of the images, by what they show: smoothing gives a share of every target to every class.
+            # Weights by the targets without label smoothing, which gives every class a share of every target.
             smoothing = recipe.augment.label_smoothing
             losses *= (targets @ class_weights - smoothing * class_weights.mean()) / (1 - smoothing)
         return losses.mean(), (logits, others)
 
-    trains = recipe.freeze == "none"  # a frozen backbone computes as it will be used, and keeps its statistics
+    trains = recipe.freeze == "none"  # a frozen backbone runs in evaluation mode, and keeps its statistics
 
     def gradient(state: State, images: Array, targets: Array, key: PRNGKeyArray) -> tuple[Array, Array, PyTree, PyTree]:
-        """Loss, logits, the new statistics and the gradient, in one go or in `accumulate` parts one after another."""
+        """Returns loss, logits, new statistics and gradient, in one pass or accumulated over `accumulate` parts."""
         value_and_grad = jax.value_and_grad(loss, has_aux=True)
         if accumulate == 1:
             (value, (logits, others)), grads = value_and_grad(state.params, state.others, images, targets, key)
@@ -130,7 +130,7 @@ def make_step(
             (value, (logits, others)), grads = value_and_grad(state.params, others, *inputs)
             return (others, jax.tree.map(jnp.add, total, grads)), (value, logits)
 
-        # Every device keeps its own images: the parts take one each of `accumulate` neighbours.
+        # Each part takes one of `accumulate` neighbouring images, so that images stay on their device.
         def parts(x: Array) -> Array:
             return x.reshape(-1, accumulate, *x.shape[1:]).swapaxes(0, 1)
 
@@ -162,10 +162,10 @@ def make_step(
         params = jax.tree.map(partial(_moved, pace), state.params, updates, decays, each)
         average = state.average
         if average:
-            # A young average would else remember the first weights for long.
+            # Shorter at first, so that the average forgets the initial weights.
             ema = jnp.minimum(pace.ema, (1.0 + state.step) / (10.0 + state.step))
             average = jax.tree.map(lambda old, new: ema * old + (1 - ema) * new, average, {"params": params, **others})
-            if recipe.freeze != "none":  # to the bit: an average of equal numbers is rounded
+            if recipe.freeze != "none":  # bit-exact: an average of equal numbers is rounded
                 head = jax.tree.map(lambda p, new, scale: new if scale else p, params, average["params"], each)
                 average = {"params": head, **others}
         correct = (logits.argmax(-1) == targets.argmax(-1)).sum()
@@ -175,16 +175,16 @@ def make_step(
 
 
 def _grown(step: Int[Array, ""], updates: int, old: Array, new: Array) -> Array:
-    """BatchNorm's running statistics after a step: at first the mean over all steps, for they begin at 0 and 1.
+    """BatchNorm's running statistics after a step: at first the mean over all steps, since they start at 0 and 1.
 
-    Else those of a run of few steps would be far from what its layers see.
+    Otherwise they would be far off in a run of few steps.
     """
-    share = 1 - MOMENTUM**updates  # of the new statistics in `new`
+    share = 1 - MOMENTUM**updates  # fraction of the new statistics in `new`
     return old + jnp.maximum(1.0, 1 / (share * (1.0 + step))) * (new - old)
 
 
 def _moved(pace: Pace, value: Array, update: Array, decays: bool, scale: float) -> Array:
-    """A parameter after a step; `scale` multiplies its learning rate, and with it its weight decay."""
+    """Returns a parameter after a step; `scale` multiplies its learning rate and weight decay."""
     if scale == 0:
         return value
     rate, decay = (pace.rate, pace.decay) if scale == 1 else (pace.rate * scale, pace.decay * scale)

@@ -1,4 +1,4 @@
-"""A model, its data and a mesh, put together and compiled: what the loop calls."""
+"""The trainer: combines a model, its data and a mesh, and compiles the programs of the training loop."""
 
 import time
 from collections.abc import Callable, Mapping
@@ -59,7 +59,7 @@ class Trainer:
         self._first: Any = jax.jit(
             lambda variables: first_state(recipe, update, variables), out_shardings=self._shardings
         )
-        # It runs once: optimising so many draws would take five times as long as all else about it.
+        # It runs once: optimising its many random draws would take five times as long as the rest.
         self._init: Any = jax.jit(
             init, out_shardings=self._shardings, compiler_options={"xla_backend_optimization_level": 0}
         )
@@ -73,9 +73,9 @@ class Trainer:
         self._whole = jax.jit(lambda state: state.variables, out_shardings=replicated(mesh))
 
     def compile(self) -> Callable[[], float]:
-        """Begins to compile everything, at the same time; the answer waits for it, and says how long it took.
+        """Starts to compile all programs in parallel; returns a function that waits and returns the seconds taken.
 
-        The programs depend on the shapes of the data alone, whose images may be blank as yet.
+        The programs only depend on the shapes of the data, whose images may still be blank.
         """
         begun = time.monotonic()
         size, channels, dtype = self.data.preprocess.size, self.data.preprocess.channels, self.data.preprocess.dtype
@@ -88,7 +88,7 @@ class Trainer:
         )
         labels = batch(self.batch_size, dtype=jnp.int32)
         normalisation = self.data.preprocess.normalisation
-        pool = ThreadPoolExecutor()  # XLA does not hold Python's lock, but to trace and lower a program takes it
+        pool = ThreadPoolExecutor()  # XLA releases the GIL, tracing and lowering do not
 
         def begin(lowered: Any) -> Future[tuple[Any, float]]:
             return pool.submit(lambda: (lowered.compile(), time.monotonic()))
@@ -108,14 +108,14 @@ class Trainer:
         return wait
 
     def takes(self, data: Dataset) -> bool:
-        """Whether the programs are those for this data, too: they know the sizes of batches and weights of classes."""
+        """Whether the programs also fit this data: they depend on batch sizes and class weights."""
         if data.names == self.data.names:
             return True
         whole = self.recipe.batch_size == self.batch_size <= len(data.train)
         return whole and self.eval_batch_size == _eval_batch_size(data, self.mesh) and not self.recipe.balance
 
     def init(self, given: Mapping[str, np.ndarray] | None = None) -> State:
-        """The state before the first step: at random, but for variables that are `given` by their paths."""
+        """Returns the initial state: random, except for variables that are `given` by path."""
         state = self._init(self._init_key)
         if given is None:
             return state
@@ -123,7 +123,7 @@ class Trainer:
         return self._first(jax.tree.map(np.copy, nested({**start, **given})))
 
     def step(self, state: State, step: int, pace: Pace) -> tuple[State, Metrics]:
-        """Trains on the batch of this step, which depends on the seed and the step alone; `state` is used up."""
+        """Trains on the batch of this step, which only depends on the seed and the step; `state` is donated."""
         train = self.data.train
         rows = batch_indices(self.seed, step, self.batch_size, len(train), self.recipe.repeats)
         images = spread(self.mesh, self.batch_size, lambda part: train.images[rows[part]])
@@ -131,14 +131,13 @@ class Trainer:
         return self._step(state, images, labels, self._key, pace, self.data.preprocess.normalisation)
 
     def settled(self, state: State, step: int) -> State:
-        """With statistics of BatchNorm that belong to the weights, where a state is so young that they lag behind.
+        """Recomputes the BatchNorm statistics early in training, when the running averages lag behind the weights.
 
-        Its weights moved far in the last steps, over which the running statistics are an average: they are taken anew,
-        over the next batches, with the weights held still.
+        The weights are held fixed over the next few batches.
         """
         if step >= YOUNG or not state.others or self.recipe.freeze != "none":
             return state
-        state = jax.tree.map(jnp.copy, state)  # what a step is given is used up
+        state = jax.tree.map(jnp.copy, state)  # a step donates its state
         params = state.average["params"] if state.average else state.params
         state = state.replace(step=jnp.zeros_like(state.step), params=jax.tree.map(jnp.copy, params))
         for i in range(step, step + SETTLING):
@@ -153,7 +152,7 @@ class Trainer:
         return score_split(predict, split, self.eval_batch_size)
 
     def variables(self, state: State) -> PyTree:
-        """On the host, whole, whatever the mesh."""
+        """Returns the full variables on the host, for any mesh."""
         return jax.device_get(self._whole(state))
 
     def finite(self, state: State) -> bool:
