@@ -195,7 +195,7 @@ MISTAKES = {
     "other classes": (["{model}", "{tmp}/other"], "{tmp}/other has classes that the model does not know: cat, dog; it"),
     "other names": (["{model}", "fashion-mnist-10k"], "fashion-mnist-10k has classes that the model does not know: T-"),
     "no class folders": (["{model}", "{photos}/red"], "{photos}/red holds no images in class folders"),
-    "all broken": (["{model}", "{tmp}/broken"], "{tmp}/broken holds no images that can be read: skipped 1 file"),
+    "all broken": (["{model}", "{tmp}/broken"], "{tmp}/broken holds no readable images: skipped 1 file"),
     "batch": (["{model}", "{photos}", "--batch-size", "0"], "batch_size=0 must be at least 1"),
     "out": (["{model}", "{photos}", "--out", "{photos}/red/0.png"], "cannot write to {photos}/red/0.png"),
 }

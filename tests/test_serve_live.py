@@ -98,7 +98,7 @@ def test_the_keyboard_is_enough(page: Any):
 
 
 @pytest.mark.parametrize(
-    ("content", "message"), [(BROKEN["text"], "not an image"), (bytes(2**20 + 1), "more than the 1 MB")]
+    ("content", "message"), [(BROKEN["text"], "not an image"), (bytes(2**20 + 1), "upload limit of 1 MB")]
 )
 def test_a_broken_image_is_explained_in_words(page: Any, photos: Path, content: bytes, message: str):
     drop(page, content)
