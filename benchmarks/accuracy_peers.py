@@ -156,6 +156,19 @@ PEERS: dict[str, Peer] = {
 }
 
 
+def crop_and_flip(x: np.ndarray, random: np.random.Generator, *, flip: bool = True) -> np.ndarray:
+    """Random crops with mirrored borders of an eighth, and flips."""
+    height, width = x.shape[1:3]
+    pad = max(1, round(height / 8))
+    x = np.pad(x, ((0, 0), (pad, pad), (pad, pad), (0, 0)), mode="reflect")
+    tops, lefts = random.integers(0, 2 * pad + 1, (2, len(x)))
+    x = np.stack([image[t : t + height, s : s + width] for image, t, s in zip(x, tops, lefts, strict=True)])
+    if flip:
+        mirrored = random.random(len(x)) < 0.5
+        x[mirrored] = x[mirrored, :, ::-1]
+    return x
+
+
 class Run:
     """A peer on a data set: `step` trains on one batch, `score` is its accuracy on the test images, in percent."""
 
@@ -189,15 +202,7 @@ class Run:
         if len(self.order) < self.batch_size:
             self.order = np.concatenate([self.order, random.permutation(len(train))])
         rows, self.order = self.order[: self.batch_size], self.order[self.batch_size :]
-        x = train.images[rows]
-        height, width = x.shape[1:3]
-        pad = max(1, round(height / 8))
-        x = np.pad(x, ((0, 0), (pad, pad), (pad, pad), (0, 0)), mode="reflect")
-        tops, lefts = random.integers(0, 2 * pad + 1, (2, len(x)))
-        x = np.stack([image[t : t + height, s : s + width] for image, t, s in zip(x, tops, lefts, strict=True)])
-        if self.flip:
-            mirrored = random.random(len(x)) < 0.5
-            x[mirrored] = x[mirrored, :, ::-1]
+        x = crop_and_flip(train.images[rows], random, flip=self.flip)
         return self.images(x), torch.from_numpy(train.labels[rows].astype(np.int64))
 
     def step(self) -> float:

@@ -12,6 +12,7 @@ import tyro
 from optax.contrib import scale_by_muon
 
 from smallvit import create_model
+from smallvit import kernels as native
 from smallvit.augment import Augment, augment_batch
 from smallvit.common.files import read_json, write_bytes
 from smallvit.common.paths import by_path
@@ -19,7 +20,7 @@ from smallvit.data import Dataset, Preprocess, Split
 from smallvit.runs.folder import create_run, locked, open_run
 from smallvit.runs.prediction import make_predict
 from smallvit.runs.saved import Spec, from_pretrained, save_model
-from smallvit.training import RECIPES, MachineOptions, Recipe, RecipeOptions, RunOptions, TrainConfig
+from smallvit.training import RECIPES, MachineOptions, Recipe, RecipeOptions, RunOptions, TrainConfig, choice
 from smallvit.training.choice import choose_augmentation, choose_model
 from smallvit.training.mesh import make_mesh
 from smallvit.training.optimiser import _as_matrices, kernels, optimiser
@@ -105,6 +106,21 @@ def test_more_epochs_lead_to_a_larger_model_and_more_augmentation():
     )
     assert choose_augmentation(3.0) == {}
     assert {"cutmix", "policy"} <= choose_augmentation(1000.0).keys()
+
+
+@pytest.mark.skipif(native.status().instruction_set is None, reason=str(native.status()))
+def test_the_choice_knows_that_there_are_kernels(monkeypatch: pytest.MonkeyPatch):
+    """Without them a step takes twice as long, so that half as many epochs fit."""
+    monkeypatch.setattr(choice, "products_per_second", lambda: 5e10)
+    data = labelled(np.arange(6) % 3)
+
+    def epochs() -> float:
+        _, reason = choice.choose(TrainConfig(model="hybrid_vit_tiny", minutes=6.0), data)
+        return float(reason.split()[1])  # about N epochs
+
+    fast = epochs()
+    with native.disabled():
+        assert epochs() == pytest.approx(fast / 2, rel=0.01)  # printed with three digits
 
 
 def test_the_papers_recipe():

@@ -912,7 +912,7 @@ ffi::Error conv(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::AnyBuffer weights, 
 
 // The number of parts does not depend on the threads; it is small enough that summing the parts takes little time.
 void run_tiled_gradient(ffi::ThreadPool& pool, const Conv& task, const Kernels& kernels) {
-  const int64_t size = 16 * task.windows.channels * task.features, tiles = kernels.tiles(task);
+  const int64_t size = POINTS * task.windows.channels * task.features, tiles = kernels.tiles(task);
   const int64_t parts = std::min(tiles, std::clamp<int64_t>((1 << 17) / size, 4, 32));
   const int64_t scratch_size = Floats::aligned(kernels.tiled_scratch(task));
   const Floats sums(parts * size, true), scratch(scratch_size * workers(pool, parts));

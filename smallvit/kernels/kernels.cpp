@@ -1449,7 +1449,6 @@ void conv_gradient(const Conv& task, int64_t top, int64_t bottom, float* scratch
 // takes 16 products, one per point, instead of 36. The points of a tile of x are B' x B, those of a kernel G k G', and
 // a tile of the result is A' p A of the products p. The derivative uses the transposed matrices. Tiles are counted over
 // all images; at odd borders they extend beyond the image.
-constexpr int64_t POINTS = 16;
 
 constexpr int64_t FEWEST = 16;  // tiles: with fewer, transforming the kernel does not pay off
 

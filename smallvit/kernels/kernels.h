@@ -103,6 +103,8 @@ struct Conv {
   float* dkernel = nullptr;
 };
 
+constexpr int64_t POINTS = 16;  // of a tile in Winograd's algorithm, of 4 x 4 pixels
+
 // Maximum depth of a panel of float32 weights: a few rows of this length stay in the L1 cache.
 constexpr int64_t DEEPEST = 768;
 

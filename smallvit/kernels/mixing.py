@@ -1,5 +1,7 @@
 """Attention with heads mixed before and after the softmax; maps are not stored, the backward pass recomputes them."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -78,16 +80,8 @@ def _named(constants: tuple[bool, float]) -> dict[str, bool | np.float32]:
     return dict(mask_diagonal=diagonal, epsilon=np.float32(epsilon))
 
 
-def _out(
-    constants: tuple[bool, float],
-    q: Array,
-    k: Array,
-    v: Array,
-    scale: Array,
-    mixing: tuple,
-    mask: Array | np.ndarray | None,
-) -> Array:
-    return _forward(constants, q, k, v, scale, mixing, mask)[0]
+def _out(constants: tuple[bool, float], *args: Any) -> Array:
+    return _forward(constants, *args)[0]
 
 
 _attend = jax.custom_vjp(_out, nondiff_argnums=(0,))

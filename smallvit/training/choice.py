@@ -27,9 +27,6 @@ AUGMENTATION: dict[float, dict[str, Any]] = {
 }
 
 OVERHEAD = 30.0  # seconds to read the images, to compile and to write the report
-# Speed of a training step relative to that of a matrix product, in multiply-adds. With the native kernels HybridViT
-# reaches 1.05 to 1.27 on one core, since Winograd's algorithm needs fewer than are counted; two cores gain less than 2.
-USED = {True: 0.9, False: 0.45}  # with the kernels, and without them
 
 
 def choose(config: TrainConfig, data: Dataset) -> tuple[TrainConfig, str]:
@@ -40,7 +37,7 @@ def choose(config: TrainConfig, data: Dataset) -> tuple[TrainConfig, str]:
     if config.model is not None and config.recipe_name != "default":
         return config, ""
     epochs = epochs_of(config)
-    speed = None if epochs else float(broadcast_choice(lambda: repr(USED[kernels.usable()] * products_per_second())))
+    speed = None if epochs else float(broadcast_choice(lambda: repr(relative_speed() * products_per_second())))
     seconds = 60 * (config.minutes or DEFAULT_MINUTES)
 
     def fit(name: str) -> float:
@@ -79,6 +76,15 @@ def choose_model(epochs: Mapping[str, float]) -> str:
 
 def choose_augmentation(epochs: float) -> dict[str, Any]:
     return [added for fewest, added in AUGMENTATION.items() if epochs >= fewest][-1]
+
+
+def relative_speed() -> float:
+    """The speed of a training step of HybridViT relative to that of a matrix product, in multiply-adds.
+
+    On one core it is 1.05 to 1.27 with the native kernels, since Winograd's algorithm needs fewer multiply-adds than
+    are counted, and 0.47 without them. Two cores gain less than a factor of two.
+    """
+    return 0.9 if kernels.usable() else 0.45
 
 
 def products_per_second(seconds: float = 0.5) -> float:
