@@ -181,7 +181,7 @@ def test_muon_trains_the_hidden_matrices_and_adam_the_rest():
 
 
 def test_muon_is_that_of_optax():
-    shapes = {"a": (32, 64), "b": (64, 32), "c": (3, 3, 16, 32), "d": (32, 64), "e": (20, 20)}
+    shapes = {"a": (32, 64), "b": (64, 32), "c": (3, 3, 16, 32), "d": (32, 64), "e": (20, 20), "flat": (32, 64)}
     key, names = jax.random.key(0), list(shapes)
     recipe = Recipe(learning_rate=1e-3, weight_decay=0.0, optimiser="muon", matrix_rate=1.0)
     ours, optaxs = optimiser(recipe), scale_by_muon(weight_dimension_numbers=_as_matrices)
@@ -192,12 +192,14 @@ def test_muon_is_that_of_optax():
         grads = {
             name: {"kernel": jax.random.normal(each, shapes[name])} for name, each in zip(names, keys, strict=True)
         }
+        grads["flat"]["kernel"] = jnp.outer(grads["flat"]["kernel"][:, 0], jnp.ones(64))  # of rank 1
         updates, state = ours.update(grads, state, params)
         expected, theirs = optaxs.update(grads, theirs, params)
     for name in names:
         wanted = np.asarray(expected[name]["kernel"])
         wider = max(1.0, wanted.shape[-1] ** 2 / wanted.size) ** 0.5
-        np.testing.assert_allclose(updates[name]["kernel"], -wider * wanted, atol=1e-5)
+        # Singular values of 0 amplify rounding errors.
+        np.testing.assert_allclose(updates[name]["kernel"], -wider * wanted, atol=2e-4 if name == "flat" else 1e-5)
 
 
 class Small:

@@ -915,13 +915,19 @@ void run_tiled_gradient(ffi::ThreadPool& pool, const Conv& task, const Kernels& 
   const int64_t size = POINTS * task.windows.channels * task.features, tiles = kernels.tiles(task);
   const int64_t parts = std::min(tiles, std::clamp<int64_t>((1 << 17) / size, 4, 32));
   const int64_t scratch_size = Floats::aligned(kernels.tiled_scratch(task));
-  const Floats sums(parts * size, true), scratch(scratch_size * workers(pool, parts));
+  const Floats sums(parts * size), scratch(scratch_size * workers(pool, parts));
   share_out(pool, parts, [&](int64_t part, int64_t worker) {
-    kernels.tiled_gradient(task, tiles * part / parts, tiles * (part + 1) / parts, sums.data() + part * size,
+    float* const points = sums.data() + part * size;
+    std::fill_n(points, size, 0.0f);
+    kernels.tiled_gradient(task, tiles * part / parts, tiles * (part + 1) / parts, points,
                            scratch.data() + worker * scratch_size);
   });
-  for (int64_t part = 1; part < parts; part++)
-    for (int64_t i = 0; i < size; i++) sums.data()[i] += sums.data()[part * size + i];
+  const int64_t slices = pool.num_threads();
+  share_out(pool, slices, [&](int64_t slice, int64_t) {
+    for (int64_t part = 1; part < parts; part++)
+      for (int64_t i = size * slice / slices; i < size * (slice + 1) / slices; i++)
+        sums.data()[i] += sums.data()[part * size + i];
+  });
   kernels.kernel_gradient(task, sums.data());
 }
 
