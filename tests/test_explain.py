@@ -87,6 +87,13 @@ def test_grad_cam_of_a_mean_is_each_tokens_own_score(target):
     np.testing.assert_allclose(explanation.saliency(model, variables, images, target), expected, atol=1e-4)
 
 
+def test_a_model_without_attention_has_a_map():
+    model, variables, images = example("hybrid_vit", depth=0)
+    heat = explanation.saliency(model, variables, images)
+    assert np.isfinite(heat).all()
+    assert np.ptp(heat) == 1
+
+
 def test_a_wrong_target_is_named():
     model, variables, images = example("swin")
     with pytest.raises(ValueError, match="target 7 must be a class, from 0 to 6"):

@@ -76,6 +76,17 @@ def test_a_run_without_test_images_is_calibrated_on_its_validation_images(env: d
 
 
 @pytest.mark.xdist_group("train_run")
+def test_a_model_that_cannot_be_explained_has_a_report(photos: Path, env: dict[str, str], tmp_path: Path):
+    """Without blocks, the class token is all that the prediction depends on."""
+    args = command(photos, *QUICK, "--fields", "depth=0", "--epochs", 1, "--runs", tmp_path, "--name", "blind")
+    done = subprocess.run(args, env=env, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert "no attention.png: no part of ViT has a grid of tokens" in done.stdout
+    assert not (tmp_path / "blind/attention.png").exists()
+    assert "<html" in (tmp_path / "blind/report.html").read_text()
+
+
+@pytest.mark.xdist_group("train_run")
 def test_all_images_are_trained_on_but_those_of_the_test(photos: Path, env: dict[str, str], tmp_path: Path):
     args = command(photos, *QUICK, "--epochs", 2, "--all-images", "--runs", tmp_path, "--name", "all")
     done = subprocess.run(args, env=env, capture_output=True, text=True, timeout=300)

@@ -66,9 +66,13 @@ class Seen:
 
     @property
     def all_read_all(self) -> bool:
-        """Whether every layer has global attention, among all tokens, all but the class token, or from it alone."""
+        """Whether every layer has global attention, among all tokens, all but the class token, or from it alone.
+
+        False for a model without attention.
+        """
         n = self.tokens
-        return all(len(shape) == 4 and shape[2:] in ((n, n), (n - 1, n - 1), (1, n)) for shape in self.maps.values())
+        known = ((n, n), (n - 1, n - 1), (1, n))
+        return bool(self.maps) and all(len(shape) == 4 and shape[2:] in known for shape in self.maps.values())
 
 
 _watched: dict[tuple[Any, ...], Seen] = {}

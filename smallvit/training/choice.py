@@ -50,7 +50,8 @@ def choose(config: TrainConfig, data: Dataset) -> tuple[TrainConfig, str]:
 
     model = config.model or choose_model({name: fit(name) for name in MODELS})
     fitting = fit(model)
-    about = f"about {fitting:.3g} epochs of {len(data.train):,} images" + (
+    unit = "epoch" if fitting == 1 else "epochs"
+    about = f"about {fitting:.3g} {unit} of {len(data.train):,} images" + (
         "" if epochs else f" in {seconds / 60:g} min"
     )
     if config.recipe_name != "default":

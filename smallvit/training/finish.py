@@ -28,6 +28,14 @@ from smallvit.training.progress import Reporter
 
 SHOWN = 16  # images in the picture of the augmentation
 EXPLAINED = 8
+FIGURES = {
+    "curves": "curves.png",
+    "confusion": "confusion.png",
+    "mistakes": "worst-mistakes.png",
+    "attention": "attention.png",
+    "augmented": "augmented.png",
+    "reliability": "reliability.png",
+}
 LISTED = 30  # mistakes in the report; mistakes.csv has all
 
 
@@ -62,7 +70,7 @@ def finish(
         log(evaluation.warning)
 
     evaluation.draw(folder)
-    pictures(folder, config, saved, data, evaluation, rows, kept, own)
+    pictures(folder, config, saved, data, evaluation, rows, kept, log, own)
     last = rows[-1]
     result = {
         "test_top1": round(scores.top1, 3) if data.test else None,
@@ -92,6 +100,7 @@ def pictures(
     evaluation: Evaluation,
     rows: list[dict[str, Any]],
     kept: int,
+    log: Reporter,
     own: Augmentation | None = None,
 ) -> None:
     split, probabilities = evaluation.split, evaluation.scores.probabilities
@@ -106,7 +115,11 @@ def pictures(
 
     chosen = np.sort(draw.choice(len(split), min(EXPLAINED, len(split)), replace=False))
     images = split.images[chosen]
-    maps = saliency(saved.model, saved.variables, saved.preprocess.normalise(images))
+    try:
+        maps = saliency(saved.model, saved.variables, saved.preprocess.normalise(images))
+    except ValueError as error:
+        log(f"no attention.png: {error}")
+        return
     titles = [
         f"{saved.classes[predicted[i]]} {confidence[i]:.0%} (true: {saved.classes[split.labels[i]]})" for i in chosen
     ]
@@ -142,14 +155,7 @@ def report(
         summary=summary,
         command=stored["command"] or "",
         history=rows,
-        figures={
-            "curves": Path("curves.png"),
-            "confusion": Path("confusion.png"),
-            "mistakes": Path("worst-mistakes.png"),
-            "attention": Path("attention.png"),
-            "augmented": Path("augmented.png"),
-            "reliability": Path("reliability.png"),
-        },
+        figures={name: Path(file) for name, file in FIGURES.items() if (folder / file).exists()},
         classes=evaluation.per_class,
         mistakes=[
             {

@@ -111,10 +111,12 @@ def train(
     given = None if start is None else _starting_from(start, spec, blank, say)
     compiled = trainer.compile()  # while the images are decoded
     data = scanned.decode()
+    if data.names != blank.names:
+        say("some files turned out to be broken when they were decoded; without them:")
     for line in data.notes:
         if line not in blank.notes:
             say(line)
-    if not trainer.takes(data):  # some files are broken
+    if not trainer.takes(data):
         trainer = _trainer(config, data, spec, own, say)
         compiled = trainer.compile()
     trainer.data = data
