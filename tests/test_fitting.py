@@ -12,7 +12,7 @@ from smallvit.data import scan_data
 from smallvit.layers import Classifier
 from smallvit.training import RunOptions, TrainConfig
 from smallvit.training.fitting import fitting_size
-from smallvit.training.loop import _fit_size
+from smallvit.training.preparation import fit_size
 from smallvit.training.progress import Reporter
 
 pytestmark = pytest.mark.usefixtures("as_a_user")
@@ -51,7 +51,7 @@ def test_the_data_follows_and_a_line_says_so(tmp_path: Path, capsys: pytest.Capt
     config = TrainConfig(str(tmp_path / "data"), model="sl_vit_tiny_data", run=RunOptions(runs=tmp_path / "runs"))
     scanned = scan_data(config.data, cache_dir=tmp_path / "cache")
     assert scanned.blank.preprocess.size == (47, 47)
-    config, scanned = _fit_size(config, scanned, Reporter(quiet=False))
+    config, scanned = fit_size(config, scanned, Reporter(quiet=False))
     data = scanned.decode()
     assert config.image_size == data.preprocess.size == (48, 48)
     assert data.train.images.shape[1:] == (48, 48, 3)

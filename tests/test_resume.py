@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from smallvit.common.files import write_json
-from smallvit.training import MachineOptions, TrainConfig, loop
+from smallvit.training import MachineOptions, TrainConfig, loop, preparation
 
 
 class Seen(Exception):
@@ -21,7 +21,7 @@ def test_a_run_resumes_with_its_own_precision(photos: Path, tmp_path: Path, monk
         seen.append(config)
         raise Seen
 
-    monkeypatch.setattr(loop, "_trainer", trainer)
+    monkeypatch.setattr(preparation, "_trainer", trainer)
     with pytest.raises(Seen):
         loop.train(TrainConfig(resume=tmp_path / "run", machine=MachineOptions(mesh="data=1")))
     assert seen[0].machine == MachineOptions(dtype="bfloat16", remat=True, mesh="data=1")

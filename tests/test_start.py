@@ -21,7 +21,7 @@ from smallvit.convert.load import fit_weights, head_paths
 from smallvit.data import Dataset, Preprocess, Split, load_data
 from smallvit.layers import resample_table
 from smallvit.runs.saved import Spec, save_model
-from smallvit.training import RECIPES, Recipe, RecipeOptions, TrainConfig, loop
+from smallvit.training import RECIPES, Recipe, RecipeOptions, TrainConfig, loop, preparation
 from smallvit.training.callbacks import Callback
 from smallvit.training.mesh import make_mesh
 from smallvit.training.optimiser import layer_rates
@@ -191,7 +191,7 @@ def test_weights_of_another_library(tmp_path: Path):
 def test_grey_weights_do_not_take_coloured_images(photos: Path, tmp_path: Path):
     config = TrainConfig(str(photos), model="vit_tiny_data", init="x", mean=(0.5,), std=(0.5,), image_size=12)
     with pytest.raises(ValueError, match="x was trained on grey images, those of photos are coloured"):
-        loop._scan(config)
+        preparation.scan(config)
 
 
 @pytest.mark.parametrize("name", ["swin", "levit"])

@@ -1,6 +1,5 @@
-"""The training loop, from a configuration to a run folder with a model."""
+"""`train`, from a configuration to a run folder with a model, and its loop."""
 
-import json
 import math
 import threading
 import time
@@ -11,21 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import numpy as np
 
 from smallvit.common.env import keep_compiled
 from smallvit.common.errors import Preempted, Stopped
-from smallvit.common.files import read_json, write_json
 from smallvit.common.output import lasting_output
-from smallvit.common.text import duration
-from smallvit.data import Dataset, Scanned, scan_data
-from smallvit.layers import Classifier
 from smallvit.runs.folder import (
-    CACHE,
     CHECKPOINTS,
     LOG,
     MODEL,
-    PLAN,
     check_name,
     create_run,
     locked,
@@ -33,20 +25,17 @@ from smallvit.runs.folder import (
     write_metrics,
 )
 from smallvit.runs.saved import Spec, save_model
-from smallvit.runs.source import data_digest
 from smallvit.training.callbacks import Callback, Callbacks, Patience, Run, check_callbacks
 from smallvit.training.checkpoint import Checkpoints
-from smallvit.training.choice import choose
 from smallvit.training.cluster import Votes, barrier, broadcast_choice, join, leaving_together, lost
 from smallvit.training.config import TrainConfig
 from smallvit.training.finish import finish
-from smallvit.training.fitting import fitting_size
-from smallvit.training.mesh import make_mesh
 from smallvit.training.own import Own
-from smallvit.training.plan import Plan, ending, make_plan
+from smallvit.training.plan import Plan, ending, make_plan, read_plan, store_plan
+from smallvit.training.preparation import prepare, starting_weights
 from smallvit.training.progress import Bar, Reporter
 from smallvit.training.signals import own_signals, watch_signals
-from smallvit.training.start import Start, read_start
+from smallvit.training.start import read_start
 from smallvit.training.step import Metrics, Pace, State
 from smallvit.training.tracking import TRACKERS
 from smallvit.training.trainer import Trainer
@@ -92,37 +81,8 @@ def train(
         check_name(config.run.runs, config.run.name)
     watching = [*(TRACKERS[name]() for name in config.run.track), *callbacks]
     check_callbacks(watching)
-    start, lines = None, []
-    if config.init is not None and folder is None:
-        start = read_start(config.init)
-        config, lines = start.settle(config)
-    scanned = _scan(config)
-    for line in (*scanned.blank.notes, *lines):
-        say(line)
-    if folder is None:
-        if config.model is not None and config.image_size is None:
-            config, scanned = _fit_size(config, scanned, say)
-        config, reason = choose(config, scanned.blank)
-        if reason:
-            say(reason)
-    blank = scanned.blank
-    spec = Spec(config.model or "", len(blank.classes), blank.preprocess.size, config.model_fields)
-    trainer = _trainer(config, blank, spec, own, say)
-    given = None if start is None else _starting_from(start, spec, blank, say)
-    compiled = trainer.compile()  # while the images are decoded
-    data = scanned.decode()
-    if data.names != blank.names:
-        say("some files turned out to be broken when they were decoded; without them:")
-    for line in data.notes:
-        if line not in blank.notes:
-            say(line)
-    if not trainer.takes(data):
-        trainer = _trainer(config, data, spec, own, say)
-        compiled = trainer.compile()
-    trainer.data = data
-    del scanned, blank  # with --all-images, a copy
-    say(f"compiled in {duration(compiled())}")
-    plan = _stored_plan(folder, trainer) if folder is not None else None  # all processes use that of the first
+    config, data, spec, trainer, given = prepare(config, own, say, new=folder is None)
+    plan = read_plan(folder, trainer) if folder is not None else None  # all processes use that of the first
     plan = plan or make_plan(config, trainer, started)
     if folder is None:  # only now, so that a user's mistake leaves no folder behind
         default = f"{data.name}-{config.model}"
@@ -135,13 +95,13 @@ def train(
     with leaving_together(runtime_log), locked(folder) if jax.process_index() == 0 else nullcontext():
         say.open_log(folder / LOG)
         say(f"run folder {folder}")
-        _store_plan(folder, plan)
+        store_plan(folder, plan)
         say(f"{plan.steps:,} steps, which are {plan.epochs:.1f} epochs")
         checkpoints = Checkpoints(folder / CHECKPOINTS)
         found = checkpoints.restore(trainer.abstract_state, say, from_scratch=from_scratch)
         if found is None:
             if config.init is not None and given is None:  # stopped before its first checkpoint
-                given = _starting_from(read_start(config.init), spec, data, say)
+                given = starting_weights(read_start(config.init), spec, data, say)
             state, history = trainer.init(given), History()
         else:
             state, history = found[0], History(**found[1])
@@ -243,7 +203,7 @@ class Training:
         left = round((self.plan.seconds - now - ending(self.trainer, self.evaluating)) / per_step)
         # From the first process: the others may have measured other times.
         self.plan = self.plan.decided(step, int(broadcast_choice(lambda: str(left))))
-        _store_plan(self.folder, self.plan)
+        store_plan(self.folder, self.plan)
         return step, now
 
     @contextmanager
@@ -315,110 +275,3 @@ class Training:
             )
         history.seconds = self.clock()
         self.checkpoints.save(history.step, state, asdict(history))
-
-
-def _scan(config: TrainConfig) -> Scanned:
-    blank, decode = scan_data(
-        config.data,
-        image_size=config.image_size,
-        fit=config.fit,
-        seed=config.split_seed,
-        data_dir=config.run.data_dir,
-        cache_dir=config.run.cache_dir or config.run.runs / CACHE,
-        labels=config.labels,
-        group=config.group,
-        fold=(config.fold, config.folds) if config.fold and config.folds else None,
-    )
-    return Scanned(_as_asked(config, blank), lambda: _as_asked(config, decode()))
-
-
-def _as_asked(config: TrainConfig, data: Dataset) -> Dataset:
-    if config.all_images:
-        data = data.with_validation_in_training()
-    if config.mean is None or config.std is None:
-        return data
-    if config.init is not None and len(config.mean) < data.preprocess.channels:
-        raise ValueError(
-            f"{config.init} was trained on grey images, those of {data.name} are coloured: start from other weights"
-        )
-    return data.normalised(config.mean, config.std)
-
-
-def _starting_from(start: Start, spec: Spec, data: Dataset, say: Reporter) -> dict[str, np.ndarray]:
-    preprocess = data.preprocess
-    arrays, line = start.arrays(spec.create(), (*preprocess.size, preprocess.channels), data.classes)
-    say(line)
-    return arrays
-
-
-def _fit_size(config: TrainConfig, scanned: Scanned, say: Reporter) -> tuple[TrainConfig, Scanned]:
-    """Resizes the images if the model does not support their size."""
-    data = scanned.blank
-    height, width = data.preprocess.size
-
-    def create(size: tuple[int, int]) -> Classifier:
-        return Spec(config.model or "", len(data.classes), size, config.model_fields).create()
-
-    size = fitting_size(create, (height, width), data.preprocess.channels)
-    if size == (height, width):
-        return config, scanned
-    say(
-        f"{config.model} does not take images of {height} x {width}: they are resized to {size[0]} x {size[1]} "
-        "(--image-size sets another size)"
-    )
-    config = replace(config, image_size=size)
-    return config, _scan(config)
-
-
-def _trainer(config: TrainConfig, data: Dataset, spec: Spec, own: Own, say: Reporter) -> Trainer:
-    recipe, mesh = config.recipe_for(data), make_mesh(config.machine.mesh)
-    if not data.mirrors and not recipe.augment.flip:
-        say(f"images are not flipped: left and right matter in {data.name} (--flip enables it)")
-    parts = mesh.size * config.machine.accumulate * recipe.repeats
-    batch_size = recipe.batch_size
-    if batch_size > len(data.train):
-        batch_size = max(len(data.train) // parts, 1) * parts
-        say(f"batches of {batch_size}: there are only {len(data.train)} images to train on")
-    if batch_size % parts:
-        raise ValueError(
-            f"batch size {batch_size} must be divisible by {mesh.size} devices x accumulate="
-            f"{config.machine.accumulate}: try {max(batch_size // parts, 1) * parts}"
-        )
-    machine = config.machine
-    trainer = Trainer(
-        spec.create(),
-        recipe,
-        data,
-        mesh,
-        batch_size,
-        config.seed,
-        accumulate=machine.accumulate,
-        remat=machine.remat,
-        own=own,
-    )
-    height, width = data.preprocess.size
-    say(
-        f"{spec.name}: {trainer.parameters:,} parameters, images {height} x {width} x {data.preprocess.channels}, "
-        f"batches of {batch_size}, recipe {config.recipe_name}, {mesh.size} x {jax.default_backend()}"
-    )
-    return trainer
-
-
-def _stored_plan(folder: Path, trainer: Trainer) -> Plan | None:
-    """Returns the plan of a resumed run; None if it was stopped before it had one."""
-    stored = json.loads(
-        broadcast_choice(lambda: json.dumps(read_json(folder / PLAN) if (folder / PLAN).exists() else None))
-    )
-    if stored is None:
-        return None
-    plan = Plan.from_json(stored)
-    if plan.data != data_digest(trainer.data):
-        raise ValueError(f"the data is not what {folder} was trained on: restore it, or start a new run")
-    if plan.batch_size != trainer.batch_size:
-        raise ValueError(f"{folder} has batches of {plan.batch_size}, but here they are {trainer.batch_size}")
-    return plan
-
-
-def _store_plan(folder: Path, plan: Plan) -> None:
-    if jax.process_index() == 0:
-        write_json(folder / PLAN, plan.to_json())

@@ -4,11 +4,15 @@ import json
 import math
 import time
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 
+from smallvit.common.files import read_json, write_json
 from smallvit.common.text import duration
+from smallvit.runs.folder import PLAN
 from smallvit.runs.source import data_digest
 from smallvit.training.choice import epochs_of
 from smallvit.training.cluster import broadcast_choice
@@ -119,6 +123,26 @@ def make_plan(config: TrainConfig, trainer: Trainer, started: float) -> Plan:
     evaluations = min(epochs, evaluations)
     plan = Plan(trainer.batch_size, epoch, max(evaluations, 1.0), seconds, data_digest(data), ((0, steps),))
     return Plan.from_json(json.loads(broadcast_choice(lambda: json.dumps(plan.to_json()))))
+
+
+def read_plan(folder: Path, trainer: Trainer) -> Plan | None:
+    """Returns the plan of a resumed run; None if it was stopped before it had one."""
+    stored = json.loads(
+        broadcast_choice(lambda: json.dumps(read_json(folder / PLAN) if (folder / PLAN).exists() else None))
+    )
+    if stored is None:
+        return None
+    plan = Plan.from_json(stored)
+    if plan.data != data_digest(trainer.data):
+        raise ValueError(f"the data is not what {folder} was trained on: restore it, or start a new run")
+    if plan.batch_size != trainer.batch_size:
+        raise ValueError(f"{folder} has batches of {plan.batch_size}, but here they are {trainer.batch_size}")
+    return plan
+
+
+def store_plan(folder: Path, plan: Plan) -> None:
+    if jax.process_index() == 0:
+        write_json(folder / PLAN, plan.to_json())
 
 
 def ending(trainer: Trainer, per_evaluation: float) -> float:
