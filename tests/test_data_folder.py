@@ -338,6 +338,30 @@ def test_a_file_that_changes_in_between_is_not_kept(tmp_path: Path, cache: Path,
     assert not list(cache.glob("*"))
 
 
+@pytest.mark.parametrize("age", [0, 3600])
+def test_a_file_that_is_replaced_before_decoding_is_noticed(tmp_path: Path, cache: Path, age: int):
+    folder = make(tmp_path / "pets", a=4, b=4)
+    for path in folder.rglob("*.png"):
+        os.utime(path, (time.time() - age,) * 2)
+    scanned = scan_data(folder, cache_dir=cache)
+    changed, before = folder / "a/2.png", (folder / "a/2.png").stat()
+    changed.write_bytes((folder / "b/0.png").read_bytes())
+    if os.name == "posix":  # a copy may keep the time; elsewhere, nothing else tells
+        os.utime(changed, ns=(before.st_atime_ns, before.st_mtime_ns))
+    with pytest.raises(ValueError, match=r"2\.png: it changed while the folder was read"):
+        scanned.decode()
+
+
+def test_files_that_have_not_changed_are_hashed_once(tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch):
+    folder = make(tmp_path / "pets", a=4, b=4)
+    for path in folder.rglob("*.png"):
+        os.utime(path, (time.time() - 3600,) * 2)
+    hashed = []
+    monkeypatch.setattr("smallvit.data.folder._hash", lambda content: hashed.append(content) or str(hash(content)))
+    load_data(folder, cache_dir=cache)
+    assert len(hashed) == 8
+
+
 def test_a_disk_that_fills_up_is_one_line(tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch):
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")

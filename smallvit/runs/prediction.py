@@ -44,8 +44,8 @@ class Predictor:
         self._predict = [
             (
                 jax.jit(make_predict(each.model, each.preprocess, flip=flip)),
-                each.variables,
-                each.preprocess.normalisation,
+                jax.device_put(each.variables),  # once: passing a hundred numpy arrays takes longer than a small model
+                jax.device_put(each.preprocess.normalisation),
                 np.float32(each.temperature),
             )
             for each in self.saved.members
