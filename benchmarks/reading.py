@@ -2,11 +2,11 @@
 
     .venv/bin/python -m benchmarks.reading [--megapixels 2 6 12] [--images 48] [--size 96]
 
-The photographs are made here: JPEGs of quality 90 with gradients, soft structure and fine noise. Ours is `decode`, which
-`smallvit predict` calls for every file, and `load_data` of the folder with nothing in the cache, as the first
-`smallvit train` on it: files are listed, hashed and checked, decoded, searched for near duplicates and written to the
-cache. Pillow's side is `Image.draft` and `ImageOps.fit`, with the same margin for resampling as `Image.thumbnail` has. All
-use a pool of threads, Pillow also one of processes; they take turns, and the fastest round of each counts.
+The photographs are made here: JPEGs of quality 90 with gradients, soft structure and fine noise. `decode` is what
+`smallvit predict` calls for every file. `load_data` is what the first `smallvit train` on a folder does: it lists,
+hashes and checks the files, decodes them, looks for near duplicates and writes the cache. Pillow's side is
+`Image.draft` and `ImageOps.fit`, with the margin for resampling that `Image.thumbnail` has. All use a pool of threads,
+Pillow also one of processes; they take turns, and the fastest round of each counts.
 """
 
 import argparse
@@ -24,6 +24,7 @@ from PIL import Image, ImageOps
 from smallvit.data import load_data
 from smallvit.data.decoding import decode
 
+NAMES = ("decode", "load_data", "Pillow, threads", "Pillow, processes")
 MARGIN = 2  # Pillow's `thumbnail` decodes to at least twice the size
 
 
@@ -74,6 +75,22 @@ def fastest(ways: dict[str, Callable[[], object]], rounds: int) -> dict[str, flo
     return best
 
 
+def measure(folder: Path, files: list[Path], size: int, rounds: int) -> list[float]:
+    """Returns the images per second of each way in NAMES."""
+    cores = len(os.sched_getaffinity(0))
+    ours = partial(decode, size=(size, size), channels=3, fit="crop")
+    theirs = partial(pillow, size=size)
+    with ThreadPoolExecutor(cores) as threads, ProcessPoolExecutor(cores) as processes:
+        ways = (
+            lambda: list(threads.map(ours, files)),
+            lambda: whole(folder, size),
+            lambda: list(threads.map(theirs, files)),
+            lambda: list(processes.map(theirs, files)),
+        )
+        best = fastest(dict(zip(NAMES, ways, strict=True)), rounds)
+    return [len(files) / best[name] for name in NAMES]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--megapixels", type=float, nargs="+", default=[2, 6, 12])
@@ -82,28 +99,14 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     given = parser.parse_args()
 
-    cores, names = len(os.sched_getaffinity(0)), ("decode", "load_data", "Pillow, threads", "Pillow, processes")
-    print(f"images/s on {cores} core{'s' * (cores > 1)}, to {given.size} pixels, best of {given.rounds}\n")
-    print(f"| photograph | MB | {' | '.join(names)} | decode / Pillow | load_data / Pillow |\n" + "|---" * 8 + "|")
+    print(f"images/s on {len(os.sched_getaffinity(0))} core(s), to {given.size} pixels, best of {given.rounds}\n")
+    print(f"| photograph | MB | {' | '.join(NAMES)} | decode / Pillow | load_data / Pillow |\n" + "|---" * 8 + "|")
     for megapixels in given.megapixels:
         height = round((megapixels * 1e6 * 3 / 4) ** 0.5)
-        with (
-            tempfile.TemporaryDirectory() as folder,
-            ThreadPoolExecutor(cores) as threads,
-            ProcessPoolExecutor(cores) as processes,
-        ):
+        with tempfile.TemporaryDirectory() as folder:
             files = make_folder(Path(folder), given.images, height * 4 // 3, height)
-            ours = partial(decode, size=(given.size, given.size), channels=3, fit="crop")
-            theirs = partial(pillow, size=given.size)
-            ways = (
-                lambda: list(threads.map(ours, files)),
-                lambda: whole(Path(folder), given.size),
-                lambda: list(threads.map(theirs, files)),
-                lambda: list(processes.map(theirs, files)),
-            )
-            best = fastest(dict(zip(names, ways, strict=True)), given.rounds)
+            rates = measure(Path(folder), files, given.size, given.rounds)
             megabytes = sum(path.stat().st_size for path in files) / len(files) / 1e6
-        rates = [given.images / best[name] for name in names]
         peer = max(rates[2:])
         cells = [f"{rate:,.1f}" for rate in rates] + [f"{rates[0] / peer:.2f}", f"{rates[1] / peer:.2f}"]
         print(f"| {megapixels:g} megapixels | {megabytes:.1f} | {' | '.join(cells)} |", flush=True)

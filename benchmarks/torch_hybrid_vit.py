@@ -63,14 +63,16 @@ class HybridViT(nn.Module):
             x = block(x)
         return self.head(self.norm(x).mean(1))
 
-    def load(self, params: dict[str, Any]) -> "HybridViT":
-        """Takes over our initial parameters."""
+    def load(self, params: dict[str, Any], moments: dict[str, Any] | None = None) -> "HybridViT":
+        """Takes over our parameters and, of a trained model, the moments of BatchNorm ("batch_stats")."""
         for stage, layers in enumerate(self.stages):
-            ours = [params[f"conv_{stage}"]]
-            ours += [params[f"conv_{stage}_pair_{i}"][which] for i in range(2) for which in ("first", "second")]
-            for layer, found in zip(layers, ours, strict=True):
+            for layer, found in zip(layers, _convolutions(params, stage), strict=True):
                 _take(layer.conv, found["conv"])
                 _take(layer.norm, found["norm"])
+            if moments is not None:
+                for layer, found in zip(layers, _convolutions(moments, stage), strict=True):
+                    layer.norm.running_mean.copy_(torch.tensor(found["norm"]["mean"]))
+                    layer.norm.running_var.copy_(torch.tensor(found["norm"]["var"]))
         self.positions.data.copy_(torch.tensor(params["positions"]["grid"]).reshape(self.positions.shape))
         for i, block in enumerate(self.blocks):
             found = params[f"block_{i}"]
@@ -84,6 +86,11 @@ class HybridViT(nn.Module):
         _take(self.norm, params["norm"])
         _take(self.head, params["head"])
         return self
+
+
+def _convolutions(variables: dict[str, Any], stage: int) -> list[dict[str, Any]]:
+    pairs = [variables[f"conv_{stage}_pair_{i}"][which] for i in range(2) for which in ("first", "second")]
+    return [variables[f"conv_{stage}"], *pairs]
 
 
 def _take(layer: nn.Module, ours: dict[str, np.ndarray]) -> None:

@@ -66,10 +66,10 @@ BROKEN = {
 
 @contextmanager
 def started(
-    run: Path, *args: object, env: Mapping[str, str] = os.environ
+    run: Path, *args: object, env: Mapping[str, str] = os.environ, module: str = "smallvit"
 ) -> Iterator[tuple[str, subprocess.Popen[str]]]:
     """The command itself, on a free port: its address and its process."""
-    command = [sys.executable, "-m", "smallvit", "serve", str(run), "--port", "0", *map(str, args)]
+    command = [sys.executable, "-m", module, "serve", str(run), "--port", "0", *map(str, args)]
     with subprocess.Popen(command, env=env, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         try:
@@ -81,9 +81,11 @@ def started(
 
 
 @contextmanager
-def serving(run: Path, *args: object, env: Mapping[str, str] = os.environ) -> Iterator[tuple[str, int]]:
+def serving(
+    run: Path, *args: object, env: Mapping[str, str] = os.environ, module: str = "smallvit"
+) -> Iterator[tuple[str, int]]:
     """As `started`, ended by Ctrl-C."""
-    with started(run, *args, env=env) as (address, process):
+    with started(run, *args, env=env, module=module) as (address, process):
         yield address, process.pid
         process.send_signal(signal.SIGINT)
         assert process.wait(20) == 0

@@ -12,7 +12,7 @@ from jaxtyping import UInt
 from smallvit.serving.limits import Refused
 from smallvit.serving.metrics import SIZES, Histogram
 
-GATHER_SECONDS = 0.002  # how long the first image of a batch waits for others
+GATHER_SECONDS = 0.002  # how long the first image of a batch waits for others, if there are any
 
 
 class Batcher:
@@ -53,7 +53,8 @@ class Batcher:
         loop = asyncio.get_running_loop()
         while True:
             jobs = [await self._queue.get()]
-            if self._queue.qsize() + 1 < self._largest:
+            ready = self._queue.qsize() + 1
+            if ready < min(self._largest, self.taken):  # others are being decoded
                 await asyncio.sleep(GATHER_SECONDS)
             while len(jobs) < self._largest and not self._queue.empty():
                 jobs.append(self._queue.get_nowait())
