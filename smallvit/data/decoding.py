@@ -66,26 +66,29 @@ def decode(
 
     Raises a ValueError that names the file if it cannot be read.
     """
+    return with_image(source, lambda image: pixels(image, size, channels, fit, depth), formats)
 
-    def pixels(image: Image.Image) -> UInt[np.ndarray, "H W c"]:
-        frames = _frames(image)
-        if frames == channels > 1:
-            _refuse_bomb(image, frames)
-            return fit_pixels(np.stack([*_stack(image, frames, depth)], axis=-1), size, fit)
-        if channels not in (1, 3):
-            raise ValueError(f"it has {frames if frames > 1 else len(image.getbands())} channels, not {channels}")
-        enough = 2 * max(size)  # a JPEG may be shrunk to this while decoding; leaves a margin for good resampling
-        if min(image.size) > enough:
-            image.draft(None, tuple(side * enough // min(image.size) for side in image.size))  # type: ignore[arg-type]
-        image.load()
-        _refuse_bomb(image)
-        with suppress(Exception):  # broken EXIF data is no reason to refuse a valid image
-            image = ImageOps.exif_transpose(image)
-        if depth == 8:
-            return fit_image(_eight_bits(image, channels), size, fit)
-        return fit_pixels(_sixteen_bits(image, channels), size, fit)
 
-    return _with_image(source, pixels, formats)
+def pixels(
+    image: Image.Image, size: tuple[int, int], channels: int, fit: Fit, depth: int = 8
+) -> UInt[np.ndarray, "H W c"]:
+    """Decodes an image that is open already, as `decode` does."""
+    frames = frames_of(image)
+    if frames == channels > 1:
+        _refuse_bomb(image, frames)
+        return fit_pixels(np.stack([*_stack(image, frames, depth)], axis=-1), size, fit)
+    if channels not in (1, 3):
+        raise ValueError(f"it has {frames if frames > 1 else len(image.getbands())} channels, not {channels}")
+    enough = 2 * max(size)  # a JPEG may be shrunk to this while decoding; leaves a margin for good resampling
+    if min(image.size) > enough:
+        image.draft(None, tuple(side * enough // min(image.size) for side in image.size))  # type: ignore[arg-type]
+    image.load()
+    _refuse_bomb(image)
+    with suppress(Exception):  # broken EXIF data is no reason to refuse a valid image
+        image = ImageOps.exif_transpose(image)
+    if depth == 8:
+        return fit_image(_eight_bits(image, channels), size, fit)
+    return fit_pixels(_sixteen_bits(image, channels), size, fit)
 
 
 def header(source: Source, formats: Sequence[str] = FORMATS) -> Header:
@@ -99,9 +102,9 @@ def header(source: Source, formats: Sequence[str] = FORMATS) -> Header:
             with suppress(Exception):
                 if image.getexif().get(_ORIENTATION) in (5, 6, 7, 8):
                     width, height = height, width
-        return Header(height, width, _is_grey(image), _is_deep(image), _frames(image))
+        return Header(height, width, _is_grey(image), _is_deep(image), frames_of(image))
 
-    return _with_image(source, read, formats)
+    return with_image(source, read, formats)
 
 
 def fit_image(
@@ -135,7 +138,8 @@ def fit_pixels(pixels: UInt[np.ndarray, "H W c"], size: tuple[int, int], fit: Fi
     return np.concatenate(channels, axis=2).round().clip(0, top).astype(pixels.dtype)
 
 
-def _with_image(source: Source, use: Callable[[Image.Image], _T], formats: Sequence[str]) -> _T:
+def with_image(source: Source, use: Callable[[Image.Image], _T], formats: Sequence[str] = FORMATS) -> _T:
+    """Opens an image and returns what `use` makes of it; raises a ValueError that names the file if that fails."""
     name = str(source) if isinstance(source, Path) else getattr(source, "name", "the image")
     try:
         with Image.open(source, formats=tuple(formats)) as image:
@@ -170,7 +174,7 @@ def _is_deep(image: Image.Image) -> bool:
     return image.mode in ("I", "F") or image.mode.startswith("I;16")
 
 
-def _frames(image: Image.Image) -> int:
+def frames_of(image: Image.Image) -> int:
     """The number of frames to use as channels: those of a TIFF, if all are grey and of one size; else 1."""
     if image.format != "TIFF" or not (image.mode == "L" or _is_deep(image)):
         return 1

@@ -13,7 +13,9 @@ import sys
 from contextlib import suppress
 from typing import Any, BinaryIO
 
-from smallvit.data.decoding import Bounded, decode, header
+from PIL import Image
+
+from smallvit.data.decoding import Bounded, frames_of, pixels, with_image
 
 try:
     import resource
@@ -57,15 +59,16 @@ def _write(answered: BinaryIO, kind: int, body: bytes) -> None:
 
 
 def _decode(content: bytes, options: dict[str, Any]) -> tuple[int, bytes]:
-    info = header(Bounded(content), options["kinds"])
-    pixels = info.height * info.width * info.frames
-    if pixels > options["pixels"]:
-        raise ValueError(f"it has {pixels:,} pixels, more than {options['pixels']:,}")
-    if pixels * (JPEG_BYTES if content.startswith(b"\xff\xd8") else BYTES) > options["large"]:
-        return LARGE, b""
-    size, depth = tuple(options["size"]), options.get("depth", 8)
-    image = decode(Bounded(content), size, options["channels"], options["fit"], options["kinds"], depth)
-    return PIXELS, image.tobytes()
+    def use(image: Image.Image) -> tuple[int, bytes]:
+        number = image.height * image.width * frames_of(image)
+        if number > options["pixels"]:
+            return BROKEN, f"it has {number:,} pixels, more than {options['pixels']:,}".encode()
+        if number * (JPEG_BYTES if content.startswith(b"\xff\xd8") else BYTES) > options["large"]:
+            return LARGE, b""
+        size, depth = tuple(options["size"]), options.get("depth", 8)
+        return PIXELS, pixels(image, size, options["channels"], options["fit"], depth).tobytes()
+
+    return with_image(Bounded(content), use, options["kinds"])
 
 
 def _limit(memory: int) -> None:

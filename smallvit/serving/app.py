@@ -33,6 +33,7 @@ from smallvit.serving.maps import Maps, explain
 from smallvit.serving.metrics import Metrics
 from smallvit.serving.openapi import describe
 
+Pixels = UInt[np.ndarray, "H W c"]  # made once: annotations of inner functions are evaluated in every request
 PAGE = (files("smallvit.serving") / "page.html").read_text(encoding="utf-8")
 
 
@@ -177,7 +178,7 @@ class _Service:
     async def predict(self, request: Request) -> Response:
         top = self._top(request)
 
-        def described(image: UInt[np.ndarray, "H W c"], probabilities: np.ndarray) -> dict[str, Any]:
+        def described(image: Pixels, probabilities: np.ndarray) -> dict[str, Any]:
             found = answer("", probabilities, self.names, top, self.threshold)
             pairs = zip(found.classes, found.probabilities, strict=True)
             return {
@@ -188,7 +189,7 @@ class _Service:
         return await self._answer(request, self.classes, self.limits.images, described)
 
     async def explain(self, request: Request) -> Response:
-        def described(image: UInt[np.ndarray, "H W c"], maps: Maps) -> dict[str, Any]:
+        def described(image: Pixels, maps: Maps) -> dict[str, Any]:
             return {
                 "seen": f"data:image/png;base64,{base64.b64encode(png(image)).decode()}",
                 "saliency": None if maps.saliency is None else _rounded(maps.saliency),
@@ -202,7 +203,7 @@ class _Service:
         request: Request,
         batcher: Batcher,
         most: int,
-        described: Callable[[UInt[np.ndarray, "H W c"], Any], dict[str, Any]],
+        described: Callable[[Pixels, Any], dict[str, Any]],
     ) -> Response:
         held = 0
 
@@ -289,6 +290,9 @@ class _Service:
 
 async def _all(works: Any) -> list[Any]:
     """Returns the results in order; the first failure cancels the others."""
+    works = list(works)
+    if len(works) == 1:  # most requests: no task is needed
+        return [await works[0]]
     tasks = [asyncio.ensure_future(work) for work in works]
     try:
         return await asyncio.gather(*tasks)
