@@ -2,7 +2,7 @@
 
 import io
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import jax
@@ -16,6 +16,8 @@ from smallvit.layers import Classifier
 from smallvit.runs.answers import Images, Prediction, Unreadable, answer, check_threshold
 from smallvit.runs.saved import Saved, load_ensemble
 from smallvit.runs.scores import averaged, softmax
+
+CHUNK = 8  # files per task: waking a thread takes almost as long as decoding a small image
 
 
 def make_predict(
@@ -161,24 +163,34 @@ def predict_files(
 def _predict_files(
     predictor: Predictor, files: Sequence[Path | io.BytesIO], top: int, threshold: float | None
 ) -> Iterator[Prediction | Unreadable]:
-    def read(file: Path | io.BytesIO) -> UInt[np.ndarray, "H W c"] | Unreadable:
-        try:
-            return predictor.decode(file)
-        except ValueError as error:
-            return Unreadable(_name(file), str(error))
+    def read(files: Sequence[Path | io.BytesIO]) -> list[UInt[np.ndarray, "H W c"] | Unreadable]:
+        return [_read(predictor, file) for file in files]
 
-    classes = predictor.saved.classes
+    classes, largest = predictor.saved.classes, predictor.largest
     with ThreadPoolExecutor() as pool:
-        for start in range(0, len(files), predictor.largest):
-            part = files[start : start + predictor.largest]
-            images = list(pool.map(read, part))
+
+        def begin(start: int) -> list[Future[list[UInt[np.ndarray, "H W c"] | Unreadable]]]:
+            part = files[start : start + largest]
+            return [pool.submit(read, part[first : first + CHUNK]) for first in range(0, len(part), CHUNK)]
+
+        coming = begin(0)
+        for start in range(0, len(files), largest):
+            begun, coming = coming, begin(start + largest)  # read while the model works
+            images = [image for each in begun for image in each.result()]
             sound = [image for image in images if not isinstance(image, Unreadable)]
             rows = iter(predictor(np.stack(sound)) if sound else ())
-            for file, image in zip(part, images, strict=True):
+            for file, image in zip(files[start : start + largest], images, strict=True):
                 if isinstance(image, Unreadable):
                     yield image
                     continue
                 yield answer(_name(file), next(rows), classes, top, threshold)
+
+
+def _read(predictor: Predictor, file: Path | io.BytesIO) -> UInt[np.ndarray, "H W c"] | Unreadable:
+    try:
+        return predictor.decode(file)
+    except ValueError as error:
+        return Unreadable(_name(file), str(error))
 
 
 def _name(file: Path | io.BytesIO) -> str:

@@ -9,6 +9,7 @@ from secrets import token_urlsafe
 from types import FrameType
 from typing import cast
 
+import jax
 import numpy as np
 import uvicorn
 from starlette.applications import Starlette
@@ -46,6 +47,8 @@ def serve(
     limits = limits or Limits()
     local = _is_loopback(host)
     token = token or (None if local else token_urlsafe(24))
+    # The thread that asks for an answer waits for it anyway. Has no effect once jax has computed something.
+    jax.config.update("jax_cpu_enable_async_dispatch", False)
     predictor = Predictor(run)
     choice = None if precision is None else predictor.saved.choose_threshold(precision)
     threshold = threshold if choice is None else choice.threshold
