@@ -191,12 +191,12 @@ def show(job: str, unit: str, found: dict[str, float], *, lower: bool = False) -
 
 
 def measure_models(models: dict[str, Model], rounds: int) -> None:
-    for batch, times in ((BATCH, 5), (1, 200)):
+    for batch, calls in ((BATCH, 5), (1, 200)):
         images = np.random.default_rng(1).integers(0, 256, (batch, SIZE, SIZE, 3), np.uint8)
         expected = models[OURS](images)
         for side, model in models.items():
             np.testing.assert_allclose(model(images), expected, atol=1e-4, err_msg=side)
-        best = fastest({side: partial(model, images) for side, model in models.items()}, rounds * times)
+        best = fastest({side: partial(model, images) for side, model in models.items()}, rounds, calls)
         show(f"model, batches of {batch}", "images/s", {side: batch / seconds for side, seconds in best.items()})
 
 
