@@ -45,6 +45,30 @@ def test_any_number_of_images_with_few_compilations(folder: Path):
     assert predict._predict[0][0]._cache_size() == 3  # 1, 4 and 8
 
 
+@pytest.mark.parametrize(
+    "number, sizes", [(1, [1]), (3, [4]), (5, [4, 1]), (30, [16, 16]), (50, [64]), (70, [64, 4, 1, 1])]
+)
+def test_a_cpu_computes_little_padding(folder: Path, number: int, sizes: list[int]):
+    batches = list(Predictor(folder)._batches(number))
+    assert [size for _, size in batches] == sizes
+    assert [start for start, _ in batches] == [sum(sizes[:i]) for i in range(len(sizes))]
+
+
+def test_files_are_answered_in_order_across_batches(folder: Path, tmp_path: Path):
+    images = np.random.default_rng(0).integers(0, 256, (40, 8, 12, 3)).astype(np.uint8)
+    files = [tmp_path / f"{i}.png" for i in range(len(images))]
+    for file, image in zip(files, images, strict=True):
+        Image.fromarray(image).save(file)
+    files[17].write_bytes(b"broken")
+    predictor = Predictor(folder, largest=16)
+    found = list(predict_files(predictor, files, top=3))
+    assert [each.file for each in found] == [str(file) for file in files]
+    assert [i for i, each in enumerate(found) if isinstance(each, Unreadable)] == [17]
+    for each, image in zip(found, images, strict=True):
+        if isinstance(each, Prediction):
+            np.testing.assert_allclose(each.probabilities, np.sort(predictor(image[None])[0])[::-1], atol=1e-5)
+
+
 def test_test_time_flips_answer_an_image_and_its_mirror_image_alike(folder: Path):
     images = np.random.default_rng(0).integers(0, 256, (3, 8, 12, 3)).astype(np.uint8)
     mirrored = images[:, :, ::-1]

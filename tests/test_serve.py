@@ -451,6 +451,23 @@ def test_a_batcher_leaves_out_what_was_given_up():
     assert asyncio.run(run()) == [1]
 
 
+@pytest.mark.parametrize("others", [0, 1])
+def test_a_batcher_waits_only_if_others_are_coming(others: int, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("smallvit.serving.batching.GATHER_SECONDS", 0.3)
+
+    async def seconds() -> float:
+        with ThreadPoolExecutor(1) as pool:
+            batcher = Batcher(lambda images: images, pool, largest=8, room=8)
+            worker = asyncio.create_task(batcher.work())
+            start = time.perf_counter()
+            with batcher.admit(1 + others):
+                await batcher(np.zeros((2, 2, 3), np.uint8))
+            worker.cancel()
+            return time.perf_counter() - start
+
+    assert (asyncio.run(seconds()) >= 0.3) == bool(others)
+
+
 def test_examples_of_a_folder(photos: Path, predictor: Predictor, tmp_path: Path):
     names = [example.name for example in from_folder(photos, predictor)]
     assert len(names) == 12
