@@ -26,7 +26,7 @@ from smallvit.runs.calibration import Calibration
 from smallvit.runs.prediction import Predictor, predict
 from smallvit.runs.saved import save_calibration
 from smallvit.serving import Limits, make_app, server
-from smallvit.serving.batching import Batcher
+from smallvit.serving.batching import GATHER_SECONDS, Batcher
 from smallvit.serving.examples import Example, from_folder
 from smallvit.serving.limits import Refused
 from smallvit.serving.maps import read_by_head
@@ -453,19 +453,22 @@ def test_a_batcher_leaves_out_what_was_given_up():
 
 @pytest.mark.parametrize("others", [0, 1])
 def test_a_batcher_waits_only_if_others_are_coming(others: int, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("smallvit.serving.batching.GATHER_SECONDS", 0.3)
+    waits: list[float] = []
 
-    async def seconds() -> float:
+    async def sleep(seconds: float) -> None:
+        waits.append(seconds)
+
+    async def answered() -> None:
+        monkeypatch.setattr("smallvit.serving.batching.asyncio.sleep", sleep)
         with ThreadPoolExecutor(1) as pool:
             batcher = Batcher(lambda images: images, pool, largest=8, room=8)
             worker = asyncio.create_task(batcher.work())
-            start = time.perf_counter()
             with batcher.admit(1 + others):
                 await batcher(np.zeros((2, 2, 3), np.uint8))
             worker.cancel()
-            return time.perf_counter() - start
 
-    assert (asyncio.run(seconds()) >= 0.3) == bool(others)
+    asyncio.run(answered())
+    assert waits == [GATHER_SECONDS] * others
 
 
 def test_examples_of_a_folder(photos: Path, predictor: Predictor, tmp_path: Path):
