@@ -4,7 +4,7 @@
     .venv-peers/bin/python -m benchmarks.accuracy speeds FOLDER ...           once, on a quiet machine
     .venv-peers/bin/python -m benchmarks.accuracy run FOLDER ... --minutes 6 40 --seeds 3 [--core 1]
     .venv-peers/bin/python -m benchmarks.accuracy table
-    .venv-peers/bin/python -m benchmarks.accuracy plot FOLDER --minutes 2
+    .venv-peers/bin/python -m benchmarks.accuracy plot FOLDER [--minutes 2]   one budget, or accuracy against minutes
 
 Everything has one core. Each candidate's speed is taken once; then it trains for the number of images that the minutes
 are worth, so that a noisy neighbour cannot decide. A result is appended to benchmarks/accuracy.jsonl as it comes; what
@@ -141,7 +141,7 @@ def key(row: dict[str, Any]) -> tuple[str, str, float, int, str]:
 
 def run_all(args: argparse.Namespace) -> None:
     done = {key(row) for row in results()}
-    for minutes in args.minutes:
+    for minutes in args.minutes or [6.0]:
         for seed in range(args.seeds):
             for folder in args.folders:
                 for name in args.only or ["ours", *PEERS]:
@@ -188,37 +188,58 @@ def plot(folder: str, minutes: float) -> None:
     """docs/images/which-vit.png: the accuracy of every model on one set in one budget, the mean over the seeds."""
     from matplotlib.figure import Figure
 
-    from smallvit import plots
-    from smallvit.plots.style import styled
+    scores = {name: points[minutes] for name, points in curves(folder).items() if minutes in points and name != "ours"}
+    means = sorted((top1, name.removeprefix("ours:")) for name, top1 in scores.items())
+    figure = Figure(figsize=(8, 0.36 * len(means) + 0.9))
+    axes = figure.subplots()
+    colours = ["#9aa5b1" if name in PEERS else "#1f6feb" for _, name in means]
+    bars = axes.barh([name.replace("_tiny_data", "") for _, name in means], [top1 for top1, _ in means], color=colours)
+    axes.bar_label(bars, fmt="%.1f", padding=4)
+    axes.set_title(f"Top-1 %, {folder}, {minutes:g} core-minutes each; grey: ConvNets and ViTs in torch")
+    axes.spines["bottom"].set_visible(False)
+    axes.xaxis.set_visible(False)
+    save(figure, "which-vit.png")
 
-    scores = defaultdict(list)
+
+def plot_minutes(folder: str) -> None:
+    """docs/images/accuracy-minutes.png: accuracy against core-minutes, of everything that has two budgets."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(8, 4.2))
+    axes = figure.subplots()
+    shown = {name: points for name, points in curves(folder).items() if len(points) > 1}
+    for name, points in sorted(shown.items(), key=lambda item: item[0] != "ours"):
+        minutes = sorted(points)
+        colour = {"color": "#1f6feb", "linewidth": 2.5} if name == "ours" else {}
+        axes.semilogx(minutes, [points[each] for each in minutes], "o-", label=name, **colour)
+    ticks = sorted({each for points in shown.values() for each in points})
+    axes.set_xticks(ticks, [f"{each:g}" for each in ticks])
+    axes.minorticks_off()
+    axes.set_title(f"Top-1 % on {folder} against core-minutes")
+    axes.legend(frameon=False)
+    save(figure, "accuracy-minutes.png")
+
+
+def curves(folder: str) -> dict[str, dict[float, float]]:
+    """The mean over the seeds, by model and minutes."""
+    scores: dict[str, dict[float, list[float]]] = defaultdict(lambda: defaultdict(list))
     for row in results():
-        if (Path(row["folder"]).name, row["minutes"]) == (folder, minutes) and not row.get("options"):
-            scores[row["name"].removeprefix("ours:")].append(row["top1"])
-    means = sorted((statistics.mean(found), name) for name, found in scores.items() if name != "ours")
+        if Path(row["folder"]).name == folder and not row.get("options"):
+            scores[row["name"]][row["minutes"]].append(row["top1"])
+    return {name: {at: statistics.mean(found) for at, found in each.items()} for name, each in scores.items()}
 
-    @styled
-    def draw() -> Figure:
-        figure = Figure(figsize=(8, 0.36 * len(means) + 0.9))
-        axes = figure.subplots()
-        colours = ["#9aa5b1" if name in PEERS else "#1f6feb" for _, name in means]
-        bars = axes.barh(
-            [name.replace("_tiny_data", "") for _, name in means], [top1 for top1, _ in means], color=colours
-        )
-        axes.bar_label(bars, fmt="%.1f", padding=4)
-        axes.set_title(f"Top-1 %, {folder}, {minutes:g} core-minutes each; grey: ConvNets and ViTs in torch")
-        axes.spines["bottom"].set_visible(False)
-        axes.xaxis.set_visible(False)
-        return figure
 
-    plots.save(draw(), HERE.parent / "docs" / "images" / "which-vit.png")
+def save(figure: Any, name: str) -> None:
+    from smallvit import plots
+
+    plots.save(figure, HERE.parent / "docs" / "images" / name)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=("speeds", "run", "table", "plot"))
     parser.add_argument("folders", nargs="*")
-    parser.add_argument("--minutes", nargs="+", type=float, default=[6.0])
+    parser.add_argument("--minutes", nargs="+", type=float, default=[], help="6 unless given")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--only", nargs="+", default=[], help="candidates: ours, ours:NAME, or peers")
     parser.add_argument("--options", default="", help="for `smallvit train`, in one string")
@@ -231,7 +252,13 @@ def main() -> None:
     elif args.what == "run":
         run_all(args)
     elif args.what == "plot":
-        plot(Path(args.folders[0]).name, args.minutes[0])
+        from smallvit.plots.style import styled
+
+        folder = Path(args.folders[0]).name
+        if args.minutes:
+            styled(plot)(folder, args.minutes[0])
+        else:
+            styled(plot_minutes)(folder)
     else:
         print_table()
 
