@@ -1,8 +1,9 @@
-"""The unchanged Slurm script of docs/cluster.md, on one machine, with fake `srun` and `scontrol` commands."""
+"""Several processes; the unchanged Slurm script of docs/cluster.md on one machine, with fake `srun` and `scontrol`."""
 
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -35,6 +36,29 @@ def script(name: str, options: list[str]) -> str:
     text, more = re.subn(r"^OPTIONS=.*$", f'OPTIONS="{" ".join(options)}"', text, flags=re.MULTILINE)
     assert (changed, more) == (1, 1)
     return text
+
+
+JOINED = """
+import os
+from smallvit.training.cluster import join
+from smallvit.training.config import MachineOptions
+
+join(MachineOptions(coordinator="localhost:{port}", num_processes=1, process_id=0))
+policies = [os.sched_getscheduler(int(task)) for task in os.listdir("/proc/self/task")]
+print(policies.count(os.SCHED_IDLE), os.sched_getscheduler(0) == os.SCHED_OTHER)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux says what a thread waits for")
+def test_threads_that_receive_data_wait_for_a_core(env: dict[str, str]):
+    with socket.create_server(("localhost", 0)) as free:
+        port = free.getsockname()[1]
+    command = [sys.executable, "-c", JOINED.format(port=port)]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    deferred, main_runs = done.stdout.split()[-2:]
+    assert main_runs == "True"
+    assert int(deferred) in (1, 2)  # of some thirty
 
 
 @pytest.mark.xdist_group("train_run")

@@ -1,5 +1,6 @@
 """Work in threads, with a progress bar in a terminal and one plain line elsewhere."""
 
+import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -11,7 +12,8 @@ from rich.progress import BarColumn, DownloadColumn, MofNCompleteColumn, Progres
 T = TypeVar("T")
 R = TypeVar("R")
 
-CHUNK = 32  # items per task: decoding a small image is faster than waking a thread
+CHUNK = 32  # items per task, at most: decoding a small image is faster than waking a thread
+TASKS = 16  # per core, at least, if there are so many items: a few large photographs keep all cores busy, too
 
 
 @contextmanager
@@ -31,7 +33,8 @@ def progress_bar(description: str, total: int | None, *, of_bytes: bool = False)
 
 def in_threads(work: Callable[[T], R], items: Sequence[T], description: str) -> list[R]:
     """Maps `work` over the items in threads: reading, hashing and Pillow's decoders release the GIL."""
-    chunks = [items[start : start + CHUNK] for start in range(0, len(items), CHUNK)]
+    size = max(1, min(CHUNK, len(items) // (TASKS * (os.cpu_count() or 1))))
+    chunks = [items[start : start + size] for start in range(0, len(items), size)]
     results: list[R] = []
     with progress_bar(description, len(items)) as advance, ThreadPoolExecutor() as pool:
         for done in pool.map(lambda chunk: [work(item) for item in chunk], chunks):

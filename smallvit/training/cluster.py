@@ -4,6 +4,7 @@ import ctypes
 import os
 import signal
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -51,6 +52,7 @@ def _defer_network_threads() -> None:
     tasks = Path("/proc/self/task")
     if jax.default_backend() != "cpu" or not tasks.exists():
         return
+    time.sleep(0.05)  # until they wait
     name = Path("/proc/self/comm").read_text()
     for task in tasks.iterdir():
         with suppress(OSError):
