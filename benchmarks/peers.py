@@ -428,7 +428,9 @@ def draw(rows: list[dict[str, Any]], path: Path) -> None:
                 axis.plot([ratios[0], ratios[-1]], [at, at], color="#1f2933", linewidth=0.8)
         axis.axvline(1, color="#1f2933", linewidth=0.8, linestyle=":")
         axis.set(title=title, yticks=range(len(names)), yticklabels=list(reversed(names)), xlabel="torch eager = 1")
+        axis.set_ylim(-0.6, len(names) - 0.4)
         axis.spines[["top", "right"]].set_visible(False)
+    colours = {side: colour for side, colour in colours.items() if any(row["side"] == side for row in rows)}
     handles = [plt.Rectangle((0, 0), 1, 1, color=colour) for colour in colours.values()]
     figure.legend(handles, list(colours), loc="outside lower center", ncols=4, frameon=False)
     figure.savefig(path, dpi=110)

@@ -169,8 +169,8 @@ def draw(rounds: int) -> Any:
         axes.minorticks_off()
         if axis == "batch":
             axes.set_ylabel("ms per step")
-            axes.yaxis.set_major_formatter("{x:g}")
             axes.legend(frameon=False)
+    figure.axes[0].yaxis.set_major_formatter("{x:g}")
     return figure
 
 
