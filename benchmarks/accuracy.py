@@ -208,10 +208,10 @@ def plot_minutes(folder: str) -> None:
     figure = Figure(figsize=(8, 4.2))
     axes = figure.subplots()
     shown = {name: points for name, points in curves(folder).items() if len(points) > 1}
+    others = iter(("#e8a06a", "#6b7785", "#a05195", "#2f9e6e"))
     for name, points in sorted(shown.items(), key=lambda item: item[0] != "ours"):
-        minutes = sorted(points)
-        colour = {"color": "#1f6feb", "linewidth": 2.5} if name == "ours" else {}
-        axes.semilogx(minutes, [points[each] for each in minutes], "o-", label=name, **colour)
+        minutes, colour = sorted(points), "#1f6feb" if name == "ours" else next(others)
+        axes.semilogx(minutes, [points[each] for each in minutes], "o-", label=name, color=colour)
     ticks = sorted({each for points in shown.values() for each in points})
     axes.set_xticks(ticks, [f"{each:g}" for each in ticks])
     axes.minorticks_off()
