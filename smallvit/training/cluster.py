@@ -39,15 +39,16 @@ def join(machine: MachineOptions) -> None:
     jax.distributed.initialize(*given, heartbeat_timeout_seconds=_SILENCE, shutdown_timeout_seconds=_SILENCE)
     # Connect now: while the model compiles, one process may be later than the others' connection timeout.
     multihost_utils.sync_global_devices("joined")
-    _defer_network_threads()
+    if os.environ.get("SMALLVIT_EXCLUSIVE") == "1":
+        _defer_network_threads()
 
 
 def _defer_network_threads() -> None:
     """Lets the threads that receive data on a CPU run only where a core has nothing else to do.
 
-    While another process is ahead, they poll without a pause, and would take half of a core from the computation that
-    this process still has to do. Linux alone says which threads they are: those that wait in epoll, and that gRPC has
-    not named.
+    While another process is ahead, they poll without a pause, and take half of a core from the computation that this
+    process still has to do. But where other programs use the cores, they would hardly run at all. Linux alone says
+    which threads they are: those that wait in epoll, and that gRPC has not named.
     """
     tasks = Path("/proc/self/task")
     if jax.default_backend() != "cpu" or not tasks.exists():
