@@ -66,14 +66,14 @@ def decode(
 
     Raises a ValueError that names the file if it cannot be read.
     """
-    return with_image(source, lambda image: pixels(image, size, channels, fit, depth), formats)
+    return with_image(source, lambda image: decode_opened(image, size, channels, fit, depth), formats)
 
 
-def pixels(
+def decode_opened(
     image: Image.Image, size: tuple[int, int], channels: int, fit: Fit, depth: int = 8
 ) -> UInt[np.ndarray, "H W c"]:
-    """Decodes an image that is open already, as `decode` does."""
-    frames = frames_of(image)
+    """As `decode`, for an image that is open already."""
+    frames = count_frames(image)
     if frames == channels > 1:
         _refuse_bomb(image, frames)
         return fit_pixels(np.stack([*_stack(image, frames, depth)], axis=-1), size, fit)
@@ -102,7 +102,7 @@ def header(source: Source, formats: Sequence[str] = FORMATS) -> Header:
             with suppress(Exception):
                 if image.getexif().get(_ORIENTATION) in (5, 6, 7, 8):
                     width, height = height, width
-        return Header(height, width, _is_grey(image), _is_deep(image), frames_of(image))
+        return Header(height, width, _is_grey(image), _is_deep(image), count_frames(image))
 
     return with_image(source, read, formats)
 
@@ -174,7 +174,7 @@ def _is_deep(image: Image.Image) -> bool:
     return image.mode in ("I", "F") or image.mode.startswith("I;16")
 
 
-def frames_of(image: Image.Image) -> int:
+def count_frames(image: Image.Image) -> int:
     """The number of frames to use as channels: those of a TIFF, if all are grey and of one size; else 1."""
     if image.format != "TIFF" or not (image.mode == "L" or _is_deep(image)):
         return 1

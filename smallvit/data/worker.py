@@ -15,7 +15,7 @@ from typing import Any, BinaryIO
 
 from PIL import Image
 
-from smallvit.data.decoding import Bounded, frames_of, pixels, with_image
+from smallvit.data.decoding import Bounded, count_frames, decode_opened, with_image
 
 try:
     import resource
@@ -59,16 +59,16 @@ def _write(answered: BinaryIO, kind: int, body: bytes) -> None:
 
 
 def _decode(content: bytes, options: dict[str, Any]) -> tuple[int, bytes]:
-    def use(image: Image.Image) -> tuple[int, bytes]:
-        number = image.height * image.width * frames_of(image)
+    def within_limits(image: Image.Image) -> tuple[int, bytes]:
+        number = image.height * image.width * count_frames(image)
         if number > options["pixels"]:
             return BROKEN, f"it has {number:,} pixels, more than {options['pixels']:,}".encode()
         if number * (JPEG_BYTES if content.startswith(b"\xff\xd8") else BYTES) > options["large"]:
             return LARGE, b""
         size, depth = tuple(options["size"]), options.get("depth", 8)
-        return PIXELS, pixels(image, size, options["channels"], options["fit"], depth).tobytes()
+        return PIXELS, decode_opened(image, size, options["channels"], options["fit"], depth).tobytes()
 
-    return with_image(Bounded(content), use, options["kinds"])
+    return with_image(Bounded(content), within_limits, options["kinds"])
 
 
 def _limit(memory: int) -> None:

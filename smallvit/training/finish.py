@@ -28,7 +28,7 @@ from smallvit.training.progress import Reporter
 
 SHOWN = 16  # images in the picture of the augmentation
 EXPLAINED = 8
-FIGURES = {
+PICTURES = {
     "curves": "curves.png",
     "confusion": "confusion.png",
     "mistakes": "worst-mistakes.png",
@@ -155,7 +155,7 @@ def report(
         summary=summary,
         command=stored["command"] or "",
         history=rows,
-        figures={name: Path(file) for name, file in FIGURES.items() if (folder / file).exists()},
+        figures={name: Path(file) for name, file in PICTURES.items() if (folder / file).exists()},
         classes=evaluation.per_class,
         mistakes=[
             {
