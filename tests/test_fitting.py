@@ -7,9 +7,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from smallvit import create_model
-from smallvit.data import scan_data
-from smallvit.layers import Classifier
+from smallvit.data import Preprocess, scan_data
+from smallvit.runs.saved import Spec, abstract_model
 from smallvit.training import RunOptions, TrainConfig
 from smallvit.training.fitting import fitting_size
 from smallvit.training.preparation import fit_size
@@ -18,8 +17,8 @@ from smallvit.training.progress import Reporter
 pytestmark = pytest.mark.usefixtures("as_a_user")
 
 
-def create(name: str, size: tuple[int, int]) -> Classifier:
-    return create_model(name, num_classes=3, image_size=size)
+def create(name: str, size: tuple[int, int]) -> None:
+    abstract_model(Spec(name, 3, size, {}), Preprocess(size, 3, "crop", (0.0,) * 3, (1.0,) * 3))
 
 
 @pytest.mark.parametrize(
@@ -35,12 +34,12 @@ def create(name: str, size: tuple[int, int]) -> Classifier:
     ],
 )
 def test_sizes_are_rounded_to_what_the_model_takes(name, size, fitting):
-    assert fitting_size(partial(create, name), size, 3) == fitting
+    assert fitting_size(partial(create, name), size) == fitting
 
 
 def test_a_size_that_cannot_be_rounded_is_the_models_error():
     with pytest.raises(ValueError, match="image size 2 x 2 is not divisible by patch size 16 x 16"):
-        fitting_size(lambda _: create("vit_tiny_patch16", (2, 2)), (2, 2), 3)
+        fitting_size(lambda _: create("vit_tiny_patch16", (2, 2)), (2, 2))
 
 
 def test_the_data_follows_and_a_line_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]):

@@ -66,6 +66,11 @@ MISTAKES: dict[str, tuple[Callable[[Path], None] | None, list[str], str]] = {
     "model": (fine, ["{data}", "--model", "vit_tinny_data"], "did you mean 'vit_tiny_data'"),
     "field": (fine, ["{data}", "--fields", "dept=2"], "did you mean 'depth'"),
     "value of a field": (fine, ["{data}", "--fields", "depth=abc"], "cannot be created with these fields"),
+    "value of a field of a named model": (
+        fine,
+        ["{data}", "--model", "vit_tiny_data", "--fields", "dim=x"],
+        "vit_tiny_data cannot be created with these fields",
+    ),
     "time": (fine, ["{data}", "--minutes", "1", "--epochs", "1"], "both minutes and epochs"),
     "endless": (fine, ["{data}", "--minutes", "inf"], "minutes=inf must be a finite number"),
     "not a number": (fine, ["{data}", "--lr", "nan"], "learning_rate=nan must be a finite number"),

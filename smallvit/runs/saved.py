@@ -179,6 +179,8 @@ def abstract_model(spec: Spec, preprocess: Preprocess) -> tuple[Classifier, dict
     try:
         model = spec.create()
         return model, by_path(jax.eval_shape(model.init, jax.random.key(0), image))
-    except Exception as error:  # models reject most invalid combinations; the others fail in some operation
+    except ValueError:  # by which models reject most invalid combinations
+        raise
+    except Exception as error:  # the others fail in some operation
         reason = first_line(error) or type(error).__name__
         raise ValueError(f"{spec.name} cannot be created with these fields ({reason})") from None

@@ -2,23 +2,12 @@
 
 from collections.abc import Callable
 
-import jax
-import jax.numpy as jnp
 
-from smallvit.layers import Classifier
-
-
-def fitting_size(
-    create: Callable[[tuple[int, int]], Classifier], size: tuple[int, int], channels: int
-) -> tuple[int, int]:
+def fitting_size(try_out: Callable[[tuple[int, int]], object], size: tuple[int, int]) -> tuple[int, int]:
     """The size itself, or its sides rounded to multiples of the smallest power of two that the model accepts.
 
-    If there is none, raises the model's own ValueError.
+    `try_out` creates the model for a size, and raises a ValueError if it does not fit. If none fits, raises the first.
     """
-
-    def try_out(size: tuple[int, int]) -> None:
-        jax.eval_shape(create(size).init, jax.random.key(0), jnp.zeros((1, *size, channels)))
-
     try:
         try_out(size)
     except ValueError:

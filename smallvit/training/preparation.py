@@ -8,9 +8,8 @@ import numpy as np
 
 from smallvit.common.text import duration
 from smallvit.data import Dataset, Scanned, scan_data
-from smallvit.layers import Classifier
 from smallvit.runs.folder import CACHE
-from smallvit.runs.saved import Spec
+from smallvit.runs.saved import Spec, abstract_model
 from smallvit.training.choice import choose
 from smallvit.training.config import TrainConfig
 from smallvit.training.fitting import fitting_size
@@ -102,10 +101,11 @@ def fit_size(config: TrainConfig, scanned: Scanned, say: Reporter) -> tuple[Trai
     data = scanned.blank
     height, width = data.preprocess.size
 
-    def create(size: tuple[int, int]) -> Classifier:
-        return Spec(config.model or "", len(data.classes), size, config.model_fields).create()
+    def try_out(size: tuple[int, int]) -> None:
+        spec = Spec(config.model or "", len(data.classes), size, config.model_fields)
+        abstract_model(spec, replace(data.preprocess, size=size))
 
-    size = fitting_size(create, (height, width), data.preprocess.channels)
+    size = fitting_size(try_out, (height, width))
     if size == (height, width):
         return config, scanned
     say(
