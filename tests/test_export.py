@@ -24,6 +24,7 @@ SPEC = Spec("sl_vit_tiny_data", 3, (8, 12), dict(dim=16, depth=1, heads=2, mlp_d
 PREPROCESS = Preprocess((8, 12), 3, "pad", (0.5, 0.4, 0.3), (0.2, 0.2, 0.2))
 # One row a class, and the ways of the ViT that have layers of their own.
 ROWS = {case.cls: name for name, case in reversed(CASES.items())}
+MOVES = {"Transpose", "Reshape"}
 ARCHITECTURES = sorted({*ROWS.values(), "vit_parallel", "vit_merger"})
 
 
@@ -83,6 +84,18 @@ def test_an_onnx_file_predicts_alone(folder: Path, tmp_path: Path):
     metadata = session.get_modelmeta().custom_metadata_map
     assert json.loads(metadata["classes"]) == ["a", "b", "c"]
     assert Preprocess.from_json(json.loads(metadata["preprocess"])) == PREPROCESS
+
+
+def test_batch_norm_is_part_of_the_convolutions_of_an_onnx_file(tmp_path: Path):
+    required("jax2onnx")
+    onnx = required("onnx")
+    nodes = onnx.load_from_string(formats.convert(saved(CASES["hybrid_vit"]), "onnx")).graph.node
+    outputs = {node.output[0] for node in nodes if node.op_type == "Conv"}
+    assert len(outputs) >= 4
+    for _ in range(2):  # what follows, apart from the order of the axes and the shape
+        outputs |= {node.output[0] for node in nodes if node.op_type in MOVES and node.input[0] in outputs}
+    following = {node.op_type for node in nodes if outputs & {*node.input}} - MOVES
+    assert following <= {"Add"}
 
 
 def test_safetensors_have_weights_and_facts_in_one_file(folder: Path, tmp_path: Path):

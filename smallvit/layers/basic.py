@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
-from smallvit.ops import at_least_float32, batch_norm, layer_norm, multiply
+from smallvit.ops import align, at_least_float32, batch_norm, layer_norm, multiply
 
 # A factory makes a module, given a name and whatever its caller adds: partial(Dense, ...).
 Factory = Callable[..., nn.Module]
@@ -74,28 +74,43 @@ class BatchNorm(nn.Module):
     relu: bool = False
     dtype: DTypeLike = jnp.float32
 
-    @nn.compact
     def __call__(
         self, x: Float[Array, "b *rest d"], more: Float[Array, "b *rest d"] | None = None, *, train: bool = False
     ) -> Float[Array, "b *rest d"]:
-        channels = x.shape[-1:]
-        running_mean = self.variable("batch_stats", "mean", jnp.zeros, channels)
-        running_var = self.variable("batch_stats", "var", jnp.ones, channels)
-        scale = self.param("scale", nn.initializers.constant(self.scale_init), channels)
-        bias = self.param("bias", nn.initializers.zeros, channels)
+        if not train:
+            factor, shift = self.affine(x.shape[-1])
+            return self.shift(x.astype(at_least_float32(x.dtype)) * align(factor, x), shift, more)
+        running_mean, running_var, scale, bias = self._variables(x.shape[-1])
         rows = x.reshape(-1, x.shape[-1])
         added = None if more is None else more.reshape(rows.shape)
-        if train:
-            y, mean, var = batch_norm(rows, scale, bias, added, self.epsilon, self.dtype, relu=self.relu)
-            if not self.is_initializing():
-                kept, unbiased = MOMENTUM, var * (len(y) / max(len(y) - 1, 1))
-                running_mean.value = kept * running_mean.value + (1 - kept) * mean.astype(jnp.float32)
-                running_var.value = kept * running_var.value + (1 - kept) * unbiased.astype(jnp.float32)
-        else:
-            factor = scale * jax.lax.rsqrt(running_var.value + self.epsilon)
-            y = rows.astype(at_least_float32(x.dtype))
-            y = (y - running_mean.value[None].astype(y.dtype)) * factor[None].astype(y.dtype)
-            y = y + bias[None].astype(y.dtype)
-            y = y if added is None else y + added.astype(y.dtype)
-            y = jax.nn.relu(y) if self.relu else y
+        y, mean, var = batch_norm(rows, scale, bias, added, self.epsilon, self.dtype, relu=self.relu)
+        if not self.is_initializing():
+            kept, unbiased = MOMENTUM, var * (len(y) / max(len(y) - 1, 1))
+            running_mean.value = kept * running_mean.value + (1 - kept) * mean.astype(jnp.float32)
+            running_var.value = kept * running_var.value + (1 - kept) * unbiased.astype(jnp.float32)
         return y.reshape(x.shape).astype(self.dtype)
+
+    def affine(self, channels: int) -> tuple[Float[Array, "d"], Float[Array, "d"]]:
+        """In evaluation, BatchNorm is a factor and a term per channel."""
+        mean, var, scale, bias = self._variables(channels)
+        factor = scale * jax.lax.rsqrt(var.value + self.epsilon)
+        return factor, bias - mean.value * factor
+
+    def shift(
+        self, y: Float[Array, "b *rest d"], shift: Float[Array, "d"], more: Float[Array, "b *rest d"] | None
+    ) -> Float[Array, "b *rest d"]:
+        """The rest of the evaluation, after the factor."""
+        wide = at_least_float32(y.dtype)
+        y = y.astype(wide) + align(shift, y).astype(wide)
+        y = y if more is None else y + more.astype(wide)
+        return (jax.nn.relu(y) if self.relu else y).astype(self.dtype)
+
+    @nn.compact
+    def _variables(self, channels: int) -> tuple[nn.Variable, nn.Variable, Float[Array, "d"], Float[Array, "d"]]:
+        """Running mean and variance, scale and bias."""
+        return (
+            self.variable("batch_stats", "mean", jnp.zeros, (channels,)),
+            self.variable("batch_stats", "var", jnp.ones, (channels,)),
+            self.param("scale", nn.initializers.constant(self.scale_init), (channels,)),
+            self.param("bias", nn.initializers.zeros, (channels,)),
+        )

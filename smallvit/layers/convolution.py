@@ -27,12 +27,14 @@ class Conv(nn.Module):
     kernel_init: jax.nn.initializers.Initializer = nn.initializers.lecun_normal()
 
     @nn.compact
-    def __call__(self, x: Float[Array, "b h w c"]) -> Float[Array, "b i j k"]:
+    def __call__(self, x: Float[Array, "b h w c"], factor: Float[Array, "k"] | None = None) -> Float[Array, "b i j k"]:
+        """Convolves x; `factor` multiplies the kernel, by output channel."""
         channels = x.shape[-1]
         if self.depthwise and self.features % channels:
             raise ValueError(f"{self.features} features of a depthwise Conv must be a multiple of {channels} channels")
         shape = (*pair(self.kernel_size), 1 if self.depthwise else channels, self.features)
         kernel = self.param("kernel", self.kernel_init, shape)
+        kernel = kernel if factor is None else kernel * align(factor, kernel)
         padding = (self.padding, self.padding) if isinstance(self.padding, int) else self.padding
         bias = self.param("bias", nn.initializers.zeros, (self.features,)) if self.use_bias else None
         x, kernel = x.astype(self.dtype), kernel.astype(self.dtype)
@@ -55,7 +57,7 @@ class ConvNorm(nn.Module):
     def __call__(
         self, x: Float[Array, "b h w c"], more: Float[Array, "b i j k"] | None = None, *, train: bool = False
     ) -> Float[Array, "b i j k"]:
-        x = Conv(
+        conv = Conv(
             self.features,
             self.kernel_size,
             self.stride,
@@ -64,5 +66,9 @@ class ConvNorm(nn.Module):
             use_bias=False,
             dtype=self.dtype,
             name="conv",
-        )(x)
-        return BatchNorm(relu=self.relu, dtype=self.dtype, name="norm")(x, more, train=train)
+        )
+        norm = BatchNorm(relu=self.relu, dtype=self.dtype, name="norm")
+        if train:
+            return norm(conv(x), more, train=True)
+        factor, shift = norm.affine(self.features)  # the kernel takes the factor: one pass less, also in exports
+        return norm.shift(conv(x, factor), shift, more)
