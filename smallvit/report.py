@@ -20,7 +20,10 @@ Row = Mapping[str, Value]
 
 # In the order of the page: figure, heading, caption. Other figures follow under their own names.
 FIGURES = {
-    "curves": ("Training", "Loss, accuracy and learning rate by epoch."),
+    "curves": (
+        "Training",
+        "Loss, accuracy and learning rate by epoch. Training is measured on augmented images, validation is not.",
+    ),
     "confusion": (
         "Confusion matrix",
         "Rows are true classes, columns predicted ones. A perfect model fills the diagonal.",
