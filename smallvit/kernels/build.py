@@ -14,6 +14,7 @@ import tempfile
 from pathlib import Path
 
 HERE = Path(__file__).parent
+SOURCES = HERE / "native"
 LIBRARY = HERE / "libsmallvit_kernels.so"
 
 # contract: a * b + c in one instruction. No fast-math, which ignores NaN and infinity.
@@ -45,7 +46,7 @@ def build(target: Path = LIBRARY, *, asan: bool = False) -> Path:
             jobs.append((name, "kernels.cpp", (*special, *names)))
         objects = [str(Path(folder, f"{name}.o")) for name, _, _ in jobs]
         commands = [
-            [*compiler, *flags, *special, "-c", str(HERE / source), "-o", to]
+            [*compiler, *flags, *special, "-c", str(SOURCES / source), "-o", to]
             for (_, source, special), to in zip(jobs, objects, strict=True)
         ]
         running = [subprocess.Popen(command, stderr=subprocess.PIPE, text=True) for command in commands]
