@@ -23,7 +23,8 @@ from smallvit.exporting.formats import export
 from smallvit.runs.prediction import Predictor, predict
 from smallvit.runs.saved import from_pretrained
 from smallvit.training.choice import choose
-from smallvit.training.config import RecipeOptions, TrainConfig
+from smallvit.training.config import TrainConfig
+from smallvit.training.options import RecipeOptions
 from tests.runs import QUICK, command
 
 RNG = np.random.default_rng(0)

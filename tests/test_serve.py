@@ -505,7 +505,7 @@ def test_mistakes(
 ):
     args, message = MISTAKES[mistake]
     monkeypatch.setenv("SMALLVIT_FAST_ENV", "0")
-    monkeypatch.setattr(cli, "keep_compiled", lambda: None)
+    monkeypatch.setattr("smallvit.common.env.keep_compiled", lambda: None)
     with socket.create_server(("127.0.0.1", 0)) as taken:
         words = dict(model=folder, tmp=tmp_path, taken=taken.getsockname()[1])
         monkeypatch.setattr(sys, "argv", ["smallvit", "serve", *(arg.format(**words) for arg in args)])

@@ -34,6 +34,12 @@ def restart_fast() -> None:
             os.execve(sys.executable, command, {**os.environ, **missing, "SMALLVIT_FAST_ENV": "0"})
 
 
+def prepare(device: str | None) -> None:
+    """Selects the device and enables the compilation cache, for a command that computes."""
+    use_device(device)
+    keep_compiled()
+
+
 def use_device(kind: str | None, *, alone: bool = True) -> None:
     """Selects the devices of this kind, or raises a ValueError if there are none.
 

@@ -17,8 +17,8 @@ from jaxtyping import Array, Bool
 
 from smallvit.common.errors import RESUME
 from smallvit.common.output import Lasting
-from smallvit.training.config import MachineOptions
 from smallvit.training.mesh import over_images, replicated
+from smallvit.training.options import MachineOptions
 
 _LONGEST = 4096
 _RECEIVING = ("ep_poll", "do_epoll_wait")  # where a thread waits in epoll, by the version of Linux
