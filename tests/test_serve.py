@@ -5,7 +5,6 @@ import io
 import re
 import shutil
 import socket
-import sys
 import threading
 import time
 from base64 import b64decode
@@ -21,7 +20,6 @@ from PIL import Image
 from starlette.routing import Route
 from starlette.testclient import TestClient
 
-from smallvit import cli
 from smallvit.runs.calibration import Calibration
 from smallvit.runs.prediction import Predictor, predict
 from smallvit.runs.saved import save_calibration
@@ -30,6 +28,7 @@ from smallvit.serving.batching import GATHER_SECONDS, Batcher
 from smallvit.serving.examples import Example, from_folder
 from smallvit.serving.limits import Refused
 from smallvit.serving.maps import read_by_head
+from tests.runs import run_command
 from tests.served import BROKEN, CLASSES, bomb, photo, save_tiny
 
 LIMITS = Limits(upload=200_000, memory=10**6, images=4, explained=2, pixels=10_000, queue=8, explain_queue=2, seconds=9)
@@ -504,14 +503,10 @@ def test_mistakes(
     mistake: str, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
     args, message = MISTAKES[mistake]
-    monkeypatch.setenv("SMALLVIT_FAST_ENV", "0")
     monkeypatch.setattr("smallvit.common.env.keep_compiled", lambda: None)
     with socket.create_server(("127.0.0.1", 0)) as taken:
         words = dict(model=folder, tmp=tmp_path, taken=taken.getsockname()[1])
-        monkeypatch.setattr(sys, "argv", ["smallvit", "serve", *(arg.format(**words) for arg in args)])
-        with pytest.raises(SystemExit) as end:
-            cli.main()
-    assert end.value.code == 2
+        assert run_command(monkeypatch, tmp_path, "serve", *(arg.format(**words) for arg in args)) == 2
     printed = capsys.readouterr()
     assert printed.out == ""
     (line,) = printed.err.splitlines()

@@ -14,8 +14,8 @@ def doctor() -> None:
 
     findings = examine()
     table = Table(box=None, show_header=False, pad_edge=False)
-    for each in findings:
-        table.add_row(Text(each.what, "red" if each.wrong else "bold"), plain(each.found))
+    for finding in findings:
+        table.add_row(Text(finding.what, "red" if finding.wrong else "bold"), plain(finding.found))
     open_console().print(table)
-    if any(each.wrong for each in findings):
+    if any(finding.wrong for finding in findings):
         sys.exit(1)

@@ -95,7 +95,7 @@ def predict(
             table.add_row(*map(plain, cells))
         open_console().print(table)
         if decided:
-            unsure = sum(each.decision == UNSURE for each in predictions)
+            unsure = sum(prediction.decision == UNSURE for prediction in predictions)
             print(f"{unsure:,} of {len(predictions):,} images are unsure, below {threshold:g}")
     if sort_into is not None:
         done = sorting.sort_into(sort_into, predictions, predictor.saved.classes, link=link)

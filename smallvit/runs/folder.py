@@ -65,7 +65,7 @@ def new_name(runs: Path, name: str | None, default: str) -> str:
     check_name(runs, name)
     default = fitting(shown(default).replace("\N{REPLACEMENT CHARACTER}", "_"), 200)
     names = chain([default], (f"{default}-{i}" for i in count(2)))
-    return name or next(each for each in names if not (runs / each).exists())
+    return name or next(free for free in names if not (runs / free).exists())
 
 
 def create_run(runs: Path, name: str | None, default: str, config: dict[str, Any]) -> Path:
