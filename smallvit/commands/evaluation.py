@@ -23,8 +23,8 @@ def evaluate(
 
     Args:
         run: A run folder or its model/; or the folder of a cross-validation, for the ensemble of its models.
-        data: As for `smallvit train`: its test images, or else its validation images, or all images of data without a
-            split. By default the test images of the run's own data.
+        data: As for `smallvit train`. Scores its test images, or else its validation images, or all images of data
+            without a split. By default, the test images of the run's own data.
         out: Folder for evaluation.json, mistakes.csv and the pictures; by default RUN/evaluation.
         data_dir: Folder of known data sets; missing ones are downloaded to it.
         batch_size: Images per step.

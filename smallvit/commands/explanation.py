@@ -56,7 +56,7 @@ def explain(
         by_model, figure = pictures.layer_statistics(runs, named)
         plots.save(figure, out / "temperatures.png")
         for name, rows in by_model.items():
-            table = new_table(name, "temperature per head", "sqrt(d)", "entropy", "at most", "distance")
+            table = new_table(name, "temperature per head", "sqrt(d)", "entropy", "max entropy", "distance")
             for row in rows:
                 learned = row.temperature
                 table.add_row(

@@ -30,8 +30,8 @@ def predict(
         paths: Files, folders with everything below them, or patterns such as "photos/*.jpg"; - reads an image from
             standard input.
         top: Number of classes per image.
-        threshold: Answer "unsure" where the highest probability is below this.
-        precision: Choose the threshold: answers are right as often as this on the run's validation images.
+        threshold: Answer "unsure" if the highest probability is below this.
+        precision: Choose the threshold that gives this precision on the run's validation images.
         csv: Write CSV to this file; - is standard output, instead of the table.
         json: Write JSON to this file; - is standard output, instead of the table.
         sort_into: Copy the images into PATH/<class>/ and PATH/unsure/; nothing is moved or overwritten.

@@ -30,14 +30,14 @@ def serve(
         run: A run folder or its model/; or the folder of a cross-validation, for the ensemble of its models.
         host: Address to listen on; 0.0.0.0 accepts connections from other machines.
         port: Port to listen on; 0 takes any free port.
-        threshold: Answer "unsure" where the highest probability is below this.
-        precision: Choose the threshold: answers are right as often as this on the run's validation images.
+        threshold: Answer "unsure" if the highest probability is below this.
+        precision: Choose the threshold that gives this precision on the run's validation images.
         examples: Folder of images that the page offers as examples.
         upload_mb: Maximum upload size per request, in MB.
         images: Maximum number of images per request.
         queue: Maximum number of images waiting for an answer.
         seconds: Timeout of an upload, and of an answer, in seconds.
-        decoders: Processes that decode images; one more decodes large images.
+        decoders: Number of processes that decode images; one more decodes large images.
         token: Token that requests must send; generated and printed if other machines can connect.
         allow_host: Other host names accepted in requests, such as that of a reverse proxy.
         device: Kind of device to compute on.

@@ -199,7 +199,7 @@ def _read(path: Path) -> bytes:
 def _read_again(entry: Readable) -> io.BytesIO:
     """Reads the same bytes that were hashed; other bytes would be cached under the wrong name."""
     content = _read(entry.path)
-    # Hashing a large photograph takes a tenth of the time of decoding it.
+    # Decoding a large photograph takes ten times as long as hashing it.
     unchanged = entry.state is not None and _state(entry.path) == entry.state
     if not unchanged and _hash(content) != entry.content:
         raise OSError(errno.ESTALE, "it changed while the folder was read, start again when it is complete", entry.path)

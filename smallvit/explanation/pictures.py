@@ -277,7 +277,7 @@ def layer_statistics(
     rows = {
         name: [
             plots.Heads("Temperature", [e.temperature for e in layers], [e.initial for e in layers], "sqrt(d)"),
-            plots.Heads("Entropy, nats", [e.entropy for e in layers], [e.even for e in layers], "all alike"),
+            plots.Heads("Entropy, nats", [e.entropy for e in layers], [e.even for e in layers], "uniform attention"),
             plots.Heads("Distance, tokens", [e.distance for e in layers], [None for _ in layers], ""),
         ]
         for name, layers in statistics.items()

@@ -83,7 +83,7 @@ class Block(nn.Module):
     branches: int = 1
     layer_scale: float | None = None
     drop_path: float = 0.0
-    last: bool = False  # the model's last, on a sequence: skips tokens that are not used after it (`first_tokens`)
+    last: bool = False  # last block of a model on a sequence: skips tokens that are not used after it (`first_tokens`)
 
     @nn.compact
     def __call__(

@@ -48,7 +48,7 @@ class Predictor:
                 jax.jit(make_predict(member.model, member.preprocess, flip=flip)),
                 jax.device_put(
                     member.variables
-                ),  # once: passing a hundred numpy arrays takes longer than a small model
+                ),  # once: passing a hundred numpy arrays takes longer than running a small model
                 jax.device_put(member.preprocess.normalisation),
                 np.float32(member.temperature),
             )

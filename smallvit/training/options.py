@@ -109,7 +109,7 @@ class RecipeOptions:
 
 @dataclass(frozen=True)
 class MachineOptions:
-    """Devices, processes and memory. They do not change the result, except that `remat` draws dropout differently."""
+    """Devices, processes and memory. They do not change the result, except that `remat` changes the dropout masks."""
 
     device: Device = None
     """Kind of device to compute on."""
