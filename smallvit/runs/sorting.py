@@ -10,7 +10,7 @@ from itertools import count
 from pathlib import Path
 from typing import NamedTuple
 
-from smallvit.common.files import fitting, temporary_name
+from smallvit.common.files import temporary_name, truncated
 from smallvit.runs.answers import UNSURE, Prediction
 
 
@@ -52,7 +52,7 @@ def _folders(classes: Sequence[str]) -> dict[str, str]:
     """Returns a unique folder name for each class that is valid on every file system."""
     names: dict[str, str] = {}
     for label in dict.fromkeys((UNSURE, *classes)):
-        safe = fitting(re.sub(r'[/\\:*?"<>|\x00-\x1f\x7f]', "_", label).strip(" ."), 200) or "_"
+        safe = truncated(re.sub(r'[/\\:*?"<>|\x00-\x1f\x7f]', "_", label).strip(" ."), 200) or "_"
         taken = {name.casefold() for name in names.values()}
         names[label] = next(name for name in _numbered(safe, "") if name.casefold() not in taken)
     return names
@@ -60,7 +60,7 @@ def _folders(classes: Sequence[str]) -> dict[str, str]:
 
 def _place(file: Path, folder: Path, link: bool) -> bool:
     """Copies or links a file; returns False if it is there already."""
-    for name in _numbered(fitting(file.stem, 200), file.suffix):
+    for name in _numbered(truncated(file.stem, 200), file.suffix):
         target = folder / name
         if target.exists() and filecmp.cmp(file, target, shallow=False):
             return False
