@@ -20,9 +20,10 @@ from smallvit.data import load_data
 from smallvit.runs.saved import Spec
 from smallvit.training.callbacks import Callbacks
 from smallvit.training.checkpoint import Checkpoints
-from smallvit.training.config import RunOptions, TrainConfig
+from smallvit.training.config import TrainConfig
 from smallvit.training.loop import History, Training
 from smallvit.training.mesh import make_mesh, spread
+from smallvit.training.options import RunOptions
 from smallvit.training.plan import Plan
 from smallvit.training.progress import Reporter
 from smallvit.training.step import STILL

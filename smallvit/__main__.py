@@ -1,4 +1,4 @@
-"""Where the `smallvit` command begins: with the memory settings, before anything heavy is imported."""
+"""Entry point of the `smallvit` command: applies the memory settings before anything heavy is imported."""
 
 import sys
 
@@ -6,7 +6,7 @@ from smallvit.common.env import restart_fast
 
 
 def main() -> None:
-    if sys.argv[1:2] != ["serve"]:  # which has to give back the memory of large images
+    if sys.argv[1:2] != ["serve"]:  # the server must return the memory of large images to the system
         restart_fast()
     from smallvit.cli import main
 

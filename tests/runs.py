@@ -40,6 +40,19 @@ def draw_photos(folder: Path) -> None:
             Image.fromarray(image.astype(np.uint8)).save(folder / name / f"{i}.png")
 
 
+def run_command(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, *args: object) -> int:
+    """Runs `smallvit ARGS` in this process, with its own cache, and returns the exit code."""
+    from smallvit import cli  # after conftest.py has installed the type checks
+
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(sys, "argv", ["smallvit", *map(str, args)])
+    try:
+        cli.main()
+    except SystemExit as end:
+        return int(end.code or 0)
+    return 0
+
+
 def command(*args: object) -> list[str]:
     return [sys.executable, "-m", "smallvit", "train", *map(str, args)]
 

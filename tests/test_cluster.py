@@ -41,7 +41,7 @@ def script(name: str, options: list[str]) -> str:
 JOINED = """
 import os
 from smallvit.training.cluster import join
-from smallvit.training.config import MachineOptions
+from smallvit.training.options import MachineOptions
 
 join(MachineOptions(coordinator="localhost:{port}", num_processes=1, process_id=0))
 policies = [os.sched_getscheduler(int(task)) for task in os.listdir("/proc/self/task")]

@@ -181,7 +181,9 @@ def test_bfloat16_reaches_every_layer(sl: Subject):
     assert [path for path, leaf in outputs.items() if leaf.dtype != jnp.bfloat16 and not maps.search(path)] == []
     out = np.asarray(jax.jit(model.apply)(sl.variables, sl.images))
     assert out.dtype == jnp.bfloat16
-    np.testing.assert_allclose(out.astype(np.float32), sl.evaluate(sl.variables, sl.images), atol=0.15, rtol=0.1)
+    # bfloat16 has 8 significant bits, so each rounding is off by up to 2 ** -9 of the value. Logits of size 1 to 3 were
+    # off by at most 0.02, the sum of many such roundings; twice that is allowed.
+    np.testing.assert_allclose(out.astype(np.float32), sl.evaluate(sl.variables, sl.images), atol=0.04)
 
 
 def test_features_and_pooled_features(sl: Subject):

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 import smallvit
+from smallvit import cli
 from smallvit.catalogue import catalogue
 from tools.make_tables import filled
 
@@ -38,6 +39,28 @@ def _sections(page: Path) -> list[str]:
     """The anchors of a page's headings: lower case, hyphens for spaces, no punctuation."""
     headings = re.findall(r"^#+ (.+)$", page.read_text(), re.MULTILINE)
     return [re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings]
+
+
+@pytest.mark.parametrize("command", cli.COMMANDS)
+def test_every_option_on_the_pages_exists(command: str, monkeypatch, capsys):
+    monkeypatch.setattr("sys.argv", ["smallvit", command, "--help"])
+    with pytest.raises(SystemExit):
+        cli.main()
+    known = {*re.findall(r"--[a-z-]+", capsys.readouterr().out)}
+    for page in (DOCS.parent / "README.md", *PAGES):
+        text = page.read_text().replace("\\\n", " ")
+        for call in re.findall(rf"smallvit {command}\b([^`\n]*)", text):
+            used = {*re.findall(r"(?<!\S)--[a-z-]+", call.partition("#")[0])}
+            assert used <= known, (page.name, call)
+
+
+def test_both_tables_of_models_are_the_same():
+    tables = [
+        page.read_text().partition("| model | idea | presets |")[2].partition("\n\n")[0]
+        for page in (DOCS.parent / "README.md", DOCS / "models" / "index.md")
+    ]
+    assert tables[0].replace("docs/models/", "") == tables[1]
+    assert len(tables[1].splitlines()) == 22
 
 
 @pytest.mark.parametrize("page", sorted((DOCS / "models").glob("*.md")), ids=lambda page: page.stem)

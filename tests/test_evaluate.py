@@ -4,7 +4,6 @@ import csv
 import json
 import os
 import shutil
-import sys
 from pathlib import Path
 
 import jax
@@ -13,13 +12,13 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from smallvit import cli
 from smallvit.data import Preprocess
 from smallvit.evaluation import evaluate
 from smallvit.runs.calibration import Calibration
 from smallvit.runs.prediction import Predictor
 from smallvit.runs.saved import Spec, from_pretrained, save_calibration, save_model
 from smallvit.runs.scores import softmax
+from tests.runs import run_command
 
 SPEC = Spec("sl_vit_tiny_data", 3, (12, 12), dict(dim=16, depth=1, heads=2, mlp_dim=16, patch_size=4))
 CLASSES = ("red", "green", "blue")  # not in the order of the folders
@@ -37,15 +36,6 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setenv("SMALLVIT_FAST_ENV", "0")
-
-
-def run(monkeypatch: pytest.MonkeyPatch, *args: object) -> int:
-    monkeypatch.setattr(sys, "argv", ["smallvit", "evaluate", *map(str, args)])
-    try:
-        cli.main()
-    except SystemExit as end:
-        return int(end.code or 0)
-    return 0
 
 
 def test_all_images_of_a_folder_under_the_models_labels(model: Path, photos: Path):
@@ -151,7 +141,7 @@ def test_a_run_on_its_own_test_images(reference: Path, photos: Path, tmp_path: P
     folder = tmp_path / "run"
     shutil.copytree(reference, folder)
     result = json.loads((folder / "result.json").read_text())
-    assert run(monkeypatch, folder) == 0
+    assert run_command(monkeypatch, tmp_path, "evaluate", folder) == 0
     stored = json.loads((folder / "evaluation/evaluation.json").read_text())
     assert (stored["top1"], stored["top1_interval"]) == (result["test_top1"], result["test_interval"])
     assert stored["uncalibrated"]["loss"] == result["test_loss"]
@@ -182,7 +172,7 @@ def test_a_run_on_its_own_test_images(reference: Path, photos: Path, tmp_path: P
     assert "has changed since training" in evaluate(folder).notes[-1]
 
     shutil.rmtree(changed)
-    assert run(monkeypatch, folder, "--out", tmp_path / "none") == 2
+    assert run_command(monkeypatch, tmp_path, "evaluate", folder, "--out", tmp_path / "none") == 2
     assert f"is not available ({changed}: there is no such folder or file): give other data" in capfd.readouterr().err
     assert not (tmp_path / "none").exists()
 
@@ -210,7 +200,7 @@ def test_mistakes(mistake: str, model: Path, photos: Path, tmp_path: Path, monke
     args, message = MISTAKES[mistake]
     places = {"model": model, "photos": photos, "tmp": tmp_path}
     before = sorted(model.rglob("*"))
-    assert run(monkeypatch, *(arg.format(**places) for arg in args)) == 2
+    assert run_command(monkeypatch, tmp_path, "evaluate", *(arg.format(**places) for arg in args)) == 2
     printed = capfd.readouterr()
     assert printed.out == ""
     *_, line = printed.err.splitlines()

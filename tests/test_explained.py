@@ -1,20 +1,19 @@
 """Pictures of explanations, and the command that draws them."""
 
 import io
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image
 
-from smallvit import cli
 from smallvit.data import Preprocess
 from smallvit.explanation import saliency
 from smallvit.explanation.pictures import Explainer, named_models, picture_names, receptive_fields
 from smallvit.runs.answers import Unreadable
 from smallvit.runs.prediction import Predictor
 from smallvit.runs.saved import Spec, save_model
+from tests.runs import run_command
 from tests.test_explain import some_variables
 
 FIELDS = dict(dim=16, depth=2, heads=2, mlp_dim=16, patch_size=4)
@@ -47,17 +46,6 @@ def pictures(tmp_path: Path) -> Path:
         Image.fromarray(draw.integers(0, 256, (*size, 3)).astype(np.uint8)).save(path)
     (tmp_path / "pictures/broken.png").write_bytes(b"none")
     return tmp_path / "pictures"
-
-
-def run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, *args: object) -> int:
-    monkeypatch.setenv("SMALLVIT_FAST_ENV", "0")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(sys, "argv", ["smallvit", "explain", *map(str, args)])
-    try:
-        cli.main()
-    except SystemExit as end:
-        return int(end.code or 0)
-    return 0
 
 
 def test_files_are_explained_in_their_own_shape(models: dict[str, Path], pictures: Path):
@@ -111,7 +99,7 @@ def test_two_fields(models: dict[str, Path]):
 def test_the_command(models: dict[str, Path], pictures: Path, tmp_path: Path, monkeypatch, capfd):
     out = tmp_path / "out"
     args = [models["plain"], pictures, "--out", out, "--heads", "--compare", models["sl"]]
-    assert run(monkeypatch, tmp_path, *args) == 1
+    assert run_command(monkeypatch, tmp_path, "explain", *args) == 1
     printed = capfd.readouterr()
     (line,) = printed.err.splitlines()
     assert line.startswith(f"smallvit: cannot read {pictures / 'broken.png'}: ")
@@ -128,7 +116,7 @@ def test_the_command_on_layers_and_first_tokens(models, pictures: Path, tmp_path
     out = tmp_path / "out"
     args = [models["sl"], pictures / "*.png", "--out", out, "--temperatures", "--receptive-field"]
     (pictures / "broken.png").unlink()
-    assert run(monkeypatch, tmp_path, *args) == 0
+    assert run_command(monkeypatch, tmp_path, "explain", *args) == 0
     printed = capfd.readouterr().out
     assert "block_1/attention" in printed
     assert "sl_vit_tiny_data: one token sees " in printed
@@ -161,7 +149,7 @@ def test_mistakes(mistake: str, models: dict[str, Path], pictures: Path, tmp_pat
     args, message = MISTAKES[mistake]
     places = {"plain": models["plain"], "pictures": pictures, "tmp": tmp_path}
     before = sorted([*pictures.rglob("*"), *models["plain"].rglob("*"), *tmp_path.glob("*.png")])
-    assert run(monkeypatch, tmp_path, *(arg.format(**places) for arg in args)) == 2
+    assert run_command(monkeypatch, tmp_path, "explain", *(arg.format(**places) for arg in args)) == 2
     printed = capfd.readouterr()
     assert printed.out == ""
     *_, line = printed.err.splitlines()

@@ -11,14 +11,13 @@ import pytest
 from safetensors import safe_open
 
 import smallvit
-from smallvit import cli
 from smallvit.data import Preprocess
 from smallvit.exporting import compression, formats
 from smallvit.runs.prediction import Predictor
 from smallvit.runs.saved import Saved, Spec, save_model
 from smallvit.runs.scores import softmax
 from tests.cases import CASES, Case
-from tests.runs import required
+from tests.runs import required, run_command
 
 SPEC = Spec("sl_vit_tiny_data", 3, (8, 12), dict(dim=16, depth=1, heads=2, mlp_dim=16, patch_size=4))
 PREPROCESS = Preprocess((8, 12), 3, "pad", (0.5, 0.4, 0.3), (0.2, 0.2, 0.2))
@@ -223,12 +222,8 @@ def test_mistakes(
     (tmp_path / "file").write_text("")
     before = sorted(tmp_path.rglob("*"))
     monkeypatch.setitem(sys.modules, "jax2onnx", None)  # as if not installed
-    monkeypatch.setenv("SMALLVIT_FAST_ENV", "0")
     args = [arg.format(tmp=tmp_path, model=folder) for arg in args]
-    monkeypatch.setattr(sys, "argv", ["smallvit", "export", *args])
-    with pytest.raises(SystemExit) as end:
-        cli.main()
-    assert end.value.code == 2
+    assert run_command(monkeypatch, tmp_path, "export", *args) == 2
     printed = capsys.readouterr()
     assert printed.out == ""
     (line,) = printed.err.splitlines()
@@ -238,11 +233,9 @@ def test_mistakes(
 
 
 def test_the_command_writes_into_the_folder(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
-    monkeypatch.setenv("SMALLVIT_FAST_ENV", "0")
-    monkeypatch.setattr(sys, "argv", ["smallvit", "export", str(folder), "--format", "safetensors"])
-    cli.main()
+    assert run_command(monkeypatch, tmp_path, "export", folder, "--format", "safetensors") == 0
     assert capsys.readouterr().out.startswith(f"{folder}/export/model.safetensors (")
     assert sorted(path.name for path in (folder / "export").iterdir()) == [
         "model.safetensors",

@@ -10,7 +10,8 @@ from smallvit.common import files
 from smallvit.common.files import user_cache, write_bytes
 from smallvit.runs.folder import check_name, create_run, locked
 from smallvit.training import comparison
-from smallvit.training.config import RunOptions, TrainConfig
+from smallvit.training.config import TrainConfig
+from smallvit.training.options import RunOptions
 
 
 @pytest.mark.parametrize(("umask", "mode"), [(0o077, 0o600), (0o022, 0o644), (0o002, 0o664)])

@@ -29,8 +29,8 @@ from smallvit.runs.prediction import Predictor
 from smallvit.runs.saved import from_pretrained
 from smallvit.training import TrainConfig, loop
 from smallvit.training.callbacks import Callback, Run
-from smallvit.training.config import MachineOptions
 from smallvit.training.crossvalidation import rank_label_errors
+from smallvit.training.options import MachineOptions
 from tests.runs import assert_same, draw_photos
 
 pytestmark = pytest.mark.xdist_group("folds")

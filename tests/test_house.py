@@ -22,8 +22,9 @@ BELOW = {
 }
 BELOW |= {"count": 6, "convert": 6, "runs": 6, "plots": 7, "report": 7}
 BELOW |= dict.fromkeys(("training", "evaluation", "explanation", "exporting", "serving", "doctor"), 8) | {
-    "cli": 9,
-    "__main__": 10,
+    "commands": 9,
+    "cli": 10,
+    "__main__": 11,
 }
 # The end of a training run evaluates and explains what it trained, as does that of a cross-validation; the server
 # explains on request.

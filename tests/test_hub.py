@@ -12,10 +12,10 @@ import pytest
 from PIL import Image
 
 import smallvit
-from smallvit import cli
 from smallvit.data import Preprocess
 from smallvit.exporting.hub import pull, write_hub_folder
 from smallvit.runs.saved import Spec, save_model
+from tests.runs import run_command
 
 SPEC = Spec("sl_vit_tiny_data", 3, (8, 12), dict(dim=16, depth=1, heads=2, mlp_dim=16, patch_size=4))
 PREPROCESS = Preprocess((8, 12), 3, "pad", (0.5, 0.4, 0.3), (0.2, 0.2, 0.2))
@@ -136,16 +136,13 @@ def test_mistakes_are_one_line(run: Path, hub: Hub, tmp_path: Path, monkeypatch:
 def test_the_commands(
     run: Path, hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
-    monkeypatch.setattr("sys.argv", ["smallvit", "push", str(run), "pets", "--private"])
-    cli.main()
+    assert run_command(monkeypatch, tmp_path, "push", run, "pets", "--private") == 0
     assert hub.private
     assert capsys.readouterr().out == "The model is at https://huggingface.co/me/pets\n"
-    monkeypatch.setattr("sys.argv", ["smallvit", "pull", "me/pets", str(tmp_path / "pets")])
-    cli.main()
+    assert run_command(monkeypatch, tmp_path, "pull", "me/pets", tmp_path / "pets") == 0
     assert capsys.readouterr().out == f"Wrote sl_vit_tiny_data for 3 classes to {tmp_path / 'pets'}\n"
     assert smallvit.load(tmp_path / "pets").classes == CLASSES
-    with pytest.raises(SystemExit):
-        cli.main()
+    assert run_command(monkeypatch, tmp_path, "pull", "me/pets", tmp_path / "pets") == 2
     assert capsys.readouterr().err == f"smallvit: {tmp_path / 'pets'} exists and is not empty: choose another folder\n"
 
 

@@ -128,6 +128,8 @@ def test_grids_of_images(count, channels, tmp_path):
 def test_a_name_is_no_formula(tmp_path):
     figure = plots.image_grid(images(1), ["$\\frac{ costs 5$"], 1)
     plots.save(figure, tmp_path / "names.png")
+    texts = [text for text in figure.findobj(matplotlib.text.Text) if text.get_text()]  # type: ignore[attr-defined]
+    assert [(text.get_text(), text.get_parse_math()) for text in texts] == [("$\\frac{ costs 5$", False)]  # type: ignore[attr-defined]
 
 
 def test_overlay_is_warm_where_the_map_is():

@@ -16,12 +16,12 @@ import pytest
 from PIL import Image
 
 import smallvit
-from smallvit import cli
 from smallvit.data import Preprocess, find_images
 from smallvit.runs.answers import Prediction, Unreadable, as_csv
 from smallvit.runs.calibration import Calibration
 from smallvit.runs.prediction import Predictor, predict_files
 from smallvit.runs.saved import Spec, save_calibration, save_model
+from tests.runs import run_command
 
 SPEC = Spec("sl_vit_tiny_data", 3, (8, 12), dict(dim=16, depth=1, heads=2, mlp_dim=16, patch_size=4))
 PREPROCESS = Preprocess((8, 12), 3, "crop", (0.5, 0.4, 0.3), (0.2, 0.2, 0.2))
@@ -132,20 +132,14 @@ def test_files_in_order_with_what_cannot_be_read(folder: Path, pictures: Path):
         np.testing.assert_allclose(each.probabilities, np.sort(row)[:0:-1], atol=1e-6)
 
 
-def run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, *args: object) -> int:
-    monkeypatch.setenv("SMALLVIT_FAST_ENV", "0")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(sys, "argv", ["smallvit", "predict", *map(str, args)])
-    try:
-        cli.main()
-    except SystemExit as end:
-        return int(end.code or 0)
-    return 0
-
-
 def test_the_command(folder: Path, pictures: Path, tmp_path: Path, monkeypatch, capfd):
     out = {kind: tmp_path / "new" / f"predictions.{kind}" for kind in ("csv", "json")}
-    assert run(monkeypatch, tmp_path, folder, pictures, "--csv", out["csv"], "--json", out["json"], "--top", 2) == 1
+    assert (
+        run_command(
+            monkeypatch, tmp_path, "predict", folder, pictures, "--csv", out["csv"], "--json", out["json"], "--top", 2
+        )
+        == 1
+    )
     printed = capfd.readouterr()
     (line,) = printed.err.splitlines()
     assert line.startswith(f"smallvit: cannot read {pictures / 'broken.png'}: ")
@@ -165,7 +159,10 @@ def test_the_command(folder: Path, pictures: Path, tmp_path: Path, monkeypatch, 
 def test_standard_input_and_output(folder: Path, pictures: Path, tmp_path: Path, monkeypatch, capfd):
     with (pictures / "2.png").open("rb") as file:
         monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(file))
-        assert run(monkeypatch, tmp_path, folder, "-", pictures / "2.png", "--json", "-", "--top", 99) == 0
+        assert (
+            run_command(monkeypatch, tmp_path, "predict", folder, "-", pictures / "2.png", "--json", "-", "--top", 99)
+            == 0
+        )
     file, standard_input = json.loads(capfd.readouterr().out)
     assert standard_input["file"] == "-"
     assert standard_input["predictions"] == file["predictions"]
@@ -175,7 +172,7 @@ def test_standard_input_and_output(folder: Path, pictures: Path, tmp_path: Path,
 def test_names_of_files_may_be_any_bytes(folder: Path, pictures: Path, tmp_path: Path, monkeypatch, capfd):
     name = os.fsdecode(b"caf\xe9\x1b[31m.png")
     os.rename(pictures / "2.png", pictures / name)
-    assert run(monkeypatch, tmp_path, folder, pictures / name) == 0
+    assert run_command(monkeypatch, tmp_path, "predict", folder, pictures / name) == 0
     assert "caf\ufffd\ufffd[31m.png" in capfd.readouterr().out
     (prediction,) = predict_files(folder, [pictures / name])
     assert os.fsencode(as_csv([prediction]).splitlines()[1]).startswith(os.fsencode(pictures / name))
@@ -210,7 +207,7 @@ def test_below_the_threshold_it_is_unsure(calibrated: Path, pictures: Path):
 def test_decisions_in_table_csv_and_json(calibrated: Path, pictures: Path, tmp_path: Path, monkeypatch, capfd):
     out = {kind: tmp_path / f"predictions.{kind}" for kind in ("csv", "json")}
     args = [calibrated, pictures / "deep", "--csv", out["csv"], "--json", out["json"], "--precision", 0.95]
-    assert run(monkeypatch, tmp_path, *args) == 0
+    assert run_command(monkeypatch, tmp_path, "predict", *args) == 0
     printed = capfd.readouterr()
     assert printed.err.startswith(
         "smallvit: threshold 0.4: 500 of 1,000 validation images are kept, 98.0% of them correct"
@@ -276,10 +273,10 @@ def test_the_command_sorts_and_leaves_out_what_is_sorted(
     (pictures / "broken.png").unlink()
     out = pictures / "sorted"
     args = [folder, pictures, "--threshold", 1, "--sort-into", out]
-    assert run(monkeypatch, tmp_path, *args) == 0
+    assert run_command(monkeypatch, tmp_path, "predict", *args) == 0
     assert capfd.readouterr().err == f"sorted 5 images into {out}: 5 copied, 0 there already\n"
     assert sorted(tree(out)) == [f"unsure/{name}" for name in ("10.png", "2.png", "3.jpg", "4.png", "[red]1.png")]
-    assert run(monkeypatch, tmp_path, *args) == 0
+    assert run_command(monkeypatch, tmp_path, "predict", *args) == 0
     assert capfd.readouterr().err == f"sorted 5 images into {out}: 0 copied, 5 there already\n"
 
 
@@ -310,7 +307,7 @@ def test_mistakes(mistake: str, folder: Path, pictures: Path, tmp_path: Path, mo
     args, message = MISTAKES[mistake]
     places = {"model": folder, "pictures": pictures}
     before = sorted(pictures.rglob("*"))
-    assert run(monkeypatch, tmp_path, *(arg.format(**places) for arg in args)) == 2
+    assert run_command(monkeypatch, tmp_path, "predict", *(arg.format(**places) for arg in args)) == 2
     printed = capfd.readouterr()
     assert printed.out == ""
     (line,) = printed.err.splitlines()

@@ -10,7 +10,9 @@ import pytest
 import smallvit
 from smallvit import cli
 from smallvit.training.choice import AUGMENTATION
-from smallvit.training.config import PLANNED, SHORT, CompareConfig, TrainConfig, from_options
+from smallvit.training.config import CompareConfig, TrainConfig
+from smallvit.training.keywords import from_options
+from smallvit.training.options import PLANNED, SHORT
 from tests.runs import QUICK
 
 pytestmark = pytest.mark.usefixtures("as_a_user")

@@ -5,7 +5,6 @@ import io
 import re
 import shutil
 import socket
-import sys
 import threading
 import time
 from base64 import b64decode
@@ -21,7 +20,6 @@ from PIL import Image
 from starlette.routing import Route
 from starlette.testclient import TestClient
 
-from smallvit import cli
 from smallvit.runs.calibration import Calibration
 from smallvit.runs.prediction import Predictor, predict
 from smallvit.runs.saved import save_calibration
@@ -30,6 +28,7 @@ from smallvit.serving.batching import GATHER_SECONDS, Batcher
 from smallvit.serving.examples import Example, from_folder
 from smallvit.serving.limits import Refused
 from smallvit.serving.maps import read_by_head
+from tests.runs import run_command
 from tests.served import BROKEN, CLASSES, bomb, photo, save_tiny
 
 LIMITS = Limits(upload=200_000, memory=10**6, images=4, explained=2, pixels=10_000, queue=8, explain_queue=2, seconds=9)
@@ -287,21 +286,43 @@ def test_a_client_that_goes_away_does_no_harm(client: TestClient):
     async def receive() -> dict:
         return {"type": "http.disconnect"}
 
+    sent: list[dict] = []
+
     async def send(message: dict) -> None:
-        pass
+        sent.append(message)
 
     for kind in (b"image/png", b"multipart/form-data; boundary=x"):
         headers = [(b"content-type", kind)]
         scope = {"type": "http", "method": "POST", "path": "/predict", "query_string": b"", "headers": headers}
         asyncio.run(client.app(scope, receive, send))  # type: ignore[arg-type]
+    assert [message["status"] for message in sent[::2]] == [400, 400]
+    assert {message["body"] for message in sent[1::2]} == {b'{"error":"the upload was interrupted"}'}
+    assert client.post("/predict", content=photo(), headers=IMAGE).status_code == 200
 
 
-@pytest.mark.parametrize("name", ["../../etc/passwd", "/etc/passwd", "a\x00b", "x" * 5000, "é\u202e.png", ""])
-def test_a_files_name_is_only_a_word(client: TestClient, name: str):
+@pytest.mark.parametrize(
+    ("name", "repeated"),
+    [
+        ("../../etc/passwd", "../../etc/passwd"),
+        ("/etc/passwd", "/etc/passwd"),
+        ("a\x00b", "a%00b"),
+        ("x" * 300, "x" * 200),
+        ("é\u202e.png", "é\ufffd.png"),
+    ],
+)
+def test_a_files_name_is_only_a_word(client: TestClient, name: str, repeated: str):
     answer = client.post("/predict", files=[("image", (name, photo(), "image/png"))])
-    assert answer.status_code in (200, 400, 422)
-    if answer.status_code == 200:
-        assert len(answer.json()["images"][0]["name"]) <= 200
+    assert answer.status_code == 200
+    assert answer.json()["images"][0]["name"] == repeated
+
+
+@pytest.mark.parametrize(
+    ("name", "status", "error"), [("x" * 5000, 400, "the form cannot be read"), ("", 422, "the form has no file")]
+)
+def test_a_files_name_that_is_no_word(client: TestClient, name: str, status: int, error: str):
+    answer = client.post("/predict", files=[("image", (name, photo(), "image/png"))])
+    assert answer.status_code == status
+    assert answer.json()["error"].startswith(error)
 
 
 PATHS = """
@@ -504,14 +525,10 @@ def test_mistakes(
     mistake: str, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
     args, message = MISTAKES[mistake]
-    monkeypatch.setenv("SMALLVIT_FAST_ENV", "0")
-    monkeypatch.setattr(cli, "keep_compiled", lambda: None)
+    monkeypatch.setattr("smallvit.common.env.keep_compiled", lambda: None)
     with socket.create_server(("127.0.0.1", 0)) as taken:
         words = dict(model=folder, tmp=tmp_path, taken=taken.getsockname()[1])
-        monkeypatch.setattr(sys, "argv", ["smallvit", "serve", *(arg.format(**words) for arg in args)])
-        with pytest.raises(SystemExit) as end:
-            cli.main()
-    assert end.value.code == 2
+        assert run_command(monkeypatch, tmp_path, "serve", *(arg.format(**words) for arg in args)) == 2
     printed = capsys.readouterr()
     assert printed.out == ""
     (line,) = printed.err.splitlines()

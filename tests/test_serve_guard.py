@@ -25,6 +25,7 @@ from smallvit.serving import Limits, make_app
 from smallvit.serving.connections import limited
 from smallvit.serving.guard import LOOPBACK
 from smallvit.serving.server import _is_loopback, _Server
+from tests.runs import required
 from tests.served import photo, tiny_predictor
 
 IMAGE = {"Content-Type": "image/png"}
@@ -118,7 +119,7 @@ def test_metrics(predictor: Predictor):
     assert 'smallvit_request_seconds_count{path="/predict"} 4\n' in text
     assert 'smallvit_batch_images_bucket{le="1"} 3\n' in text
     assert "smallvit_waiting_images 0\n" in text
-    parser = pytest.importorskip("prometheus_client.parser")
+    parser = required("prometheus_client.parser")
     families = {family.name: family for family in parser.text_string_to_metric_families(text)}
     assert families["smallvit_request_seconds"].type == "histogram"
 

@@ -13,7 +13,7 @@ import jax
 import pytest
 
 from smallvit.training import cluster
-from smallvit.training.config import MachineOptions
+from smallvit.training.options import MachineOptions
 from tests.runs import QUICK, TINY, checkpoints, command
 
 LONG = [*TINY, "--epochs", 2000, "--batch-size", 16, "--image-size", 12, "--checkpoint-seconds", 1]

@@ -2,7 +2,6 @@
 
 import shutil
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,9 +10,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from smallvit import cli
 from smallvit.training.checkpoint import Checkpoints
-from tests.runs import QUICK, TINY, assert_same, checkpoints, command
+from tests.runs import QUICK, TINY, assert_same, checkpoints, command, run_command
 
 pytestmark = pytest.mark.usefixtures("as_a_user")
 
@@ -96,14 +94,9 @@ def test_mistakes(mistake: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     data, runs = tmp_path / "data", tmp_path / "runs"
     if prepare is not None:
         prepare(data)
-    monkeypatch.setenv("SMALLVIT_FAST_ENV", "0")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     args = [arg.format(data=data) for arg in args]
     where = [] if "--resume" in args else ["--runs", str(runs)]
-    monkeypatch.setattr(sys, "argv", ["smallvit", "train", *args, *where])
-    with pytest.raises(SystemExit) as end:
-        cli.main()
-    assert end.value.code == 2
+    assert run_command(monkeypatch, tmp_path, "train", *args, *where) == 2
     *_, line = capsys.readouterr().err.splitlines()
     assert line.startswith("smallvit: ")
     assert message.format(data=data) in line

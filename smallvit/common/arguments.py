@@ -1,16 +1,36 @@
-"""Command-line parsing with tyro, with one-line errors."""
+"""Command-line arguments: their types, and parsing with tyro, with one-line errors."""
 
 import io
 import re
 from collections.abc import Callable
 from contextlib import redirect_stderr
 from functools import wraps
-from typing import Any
+from pathlib import Path
+from typing import Annotated, Any, Literal
 
 import tyro
 
 BORDER = re.compile(r"^│ ?|\s*│$")
 RULE = re.compile(r"^[─-]+$")
+
+
+def argument(metavar: str, default: str = "") -> Any:
+    """How --help shows an argument; `default` describes what happens without it."""
+    return tyro.conf.arg(metavar=metavar, help_behavior_hint=f"(default: {default})" if default else "")
+
+
+Int = Annotated[int | None, argument("INT")]
+Float = Annotated[float | None, argument("FLOAT")]
+Text = Annotated[str | None, argument("TEXT")]
+Folder = Annotated[Path | None, argument("PATH")]
+Sides = Annotated[int | tuple[int, int] | None, argument("INT [INT]")]
+Fields = Annotated[tuple[str, ...], argument("NAME=VALUE ...")]
+Data = Annotated[str | None, tyro.conf.Positional, argument("DATA")]
+Switch = tyro.conf.DisallowNone[bool | None]  # --flip, --no-flip, or neither
+Device = Annotated[Literal["cpu", "gpu", "tpu"] | None, argument("cpu|gpu|tpu", "the fastest that jax finds")]
+File = Annotated[str | None, argument("FILE")]
+Run = Annotated[Path, tyro.conf.Positional, argument("RUN")]
+Paths = Annotated[tuple[str, ...], tyro.conf.Positional, argument("PATH ...")]
 
 
 def parse(command: Callable[..., Any], prog: str, args: list[str]) -> Callable[[], Any]:

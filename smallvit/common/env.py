@@ -7,8 +7,8 @@ from contextlib import suppress
 
 from smallvit.common.files import trim, user_cache
 
-# XLA allocates its buffers anew at every step. With huge pages, one arena and no memory returned in between, the kernel
-# does not map and clear the same pages again and again, which costs a quarter of a training step.
+# XLA allocates new buffers in every step. With huge pages, one arena and no memory returned in between, the system does
+# not map and clear the same pages in every step, which would take a quarter of its time.
 _MALLOC = ("hugetlb=1", "arena_max=1", "mmap_max=0", f"trim_threshold={2**34}", f"top_pad={2**28}")
 
 COMPILED = 4 * 10**9  # bytes, size limit of the cache of compiled programs
@@ -32,6 +32,12 @@ def restart_fast() -> None:
         command = [sys.executable, *sys.orig_argv[1:]]
         with suppress(OSError):  # a slow process is better than none
             os.execve(sys.executable, command, {**os.environ, **missing, "SMALLVIT_FAST_ENV": "0"})
+
+
+def prepare(device: str | None) -> None:
+    """Selects the device and enables the compilation cache, for a command that computes."""
+    use_device(device)
+    keep_compiled()
 
 
 def use_device(kind: str | None, *, alone: bool = True) -> None:

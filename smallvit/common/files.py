@@ -53,10 +53,10 @@ def write_safely(path: Path, write: Callable[[Path], object], keep: Callable[[],
 
 def temporary_name(path: Path) -> Path:
     """A temporary name in the same folder, to be renamed to `path` when complete."""
-    return path.parent / f".{fitting(path.name, 200)}.{token_hex(8)}.tmp"
+    return path.parent / f".{truncated(path.name, 200)}.{token_hex(8)}.tmp"
 
 
-def fitting(name: str, most: int) -> str:
+def truncated(name: str, most: int) -> str:
     """Truncates a name to `most` bytes; file systems allow 255, and a suffix may follow."""
     return os.fsencode(name)[:most].decode(errors="ignore") if len(os.fsencode(name)) > most else name
 

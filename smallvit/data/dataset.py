@@ -65,7 +65,7 @@ class Preprocess:
         """Scales pixels to [0, 1] and normalises them, with its own mean and std or with those given in `by`."""
         # With the rank of the images: jax may be configured to refuse rank promotion.
         shape = (1,) * (images.ndim - 1) + (self.channels,)
-        mean, std = (each.reshape(shape) for each in by or self.normalisation)
+        mean, std = (values.reshape(shape) for values in by or self.normalisation)
         return (images.astype(np.float32) / self.top - mean) / std
 
     def to_json(self) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from jaxtyping import UInt
 from smallvit.data.cache import decoded
 from smallvit.data.dataset import Dataset, Fit, Preprocess, Scanned, Split
 from smallvit.data.decoding import header
-from smallvit.data.listing import LAYOUT, count, list_images, list_to_test, natural, some
+from smallvit.data.listing import LAYOUT, count, first_few, list_images, list_to_test, natural
 from smallvit.data.near import near_notes
 from smallvit.data.progress import in_threads
 from smallvit.data.splits import GIVEN_TEST, Fold, Groups, choose_size, mean_and_std, split_rest
@@ -33,7 +33,7 @@ class Listed(NamedTuple):
     group: str
 
 
-class Found(NamedTuple):
+class Readable(NamedTuple):
     path: Path
     part: str
     label: int
@@ -63,18 +63,18 @@ def scan_folder(
     listed = [Listed(file.path, part_of[file.part], numbers[file.name], file.group) for file in files]
     scanned = in_threads(_scan, listed, f"reading {len(listed):,} files")
 
-    def load(found: list[Found], unreadable: list[str], *, blank: bool) -> Dataset:
-        _check(folder, classes, found, unreadable)
-        channels, depth, kind = _kind(found)
-        size = image_size or choose_size((f.size for f in found), np.array([min(f.size) for f in found]))
-        parts, how = _split(found, classes, seed, grouped_by, fold)
+    def load(readable: list[Readable], unreadable: list[str], *, blank: bool) -> Dataset:
+        _check(folder, classes, readable, unreadable)
+        channels, depth, kind = _kind(readable)
+        size = image_size or choose_size((f.size for f in readable), np.array([min(f.size) for f in readable]))
+        parts, how = _split(readable, classes, seed, grouped_by, fold)
         rows = [entry for part in parts.values() for entry in part]
         shape, dtype = (len(rows), *size, channels), np.uint8 if depth == 8 else np.uint16
         images = np.broadcast_to(dtype(0), shape) if blank else _decoded(rows, size, channels, depth, fit, cache_dir)
         if isinstance(images, dict):
             # The header is valid, but the rest is broken. Split again without it.
             broken = {rows[row].path for row in images}
-            sound = [entry for entry in found if entry.path not in broken]
+            sound = [entry for entry in readable if entry.path not in broken]
             return load(sound, [*unreadable, *images.values()], blank=False)
 
         splits, start = {}, 0
@@ -87,7 +87,7 @@ def scan_folder(
             start += len(entries)
         mean, std = ((0.0,) * channels, (1.0,) * channels) if blank else mean_and_std(splits["train"].images)
         lines = [
-            _summary(classes, found),
+            _summary(classes, readable),
             how,
             *kind,
             *notes,
@@ -108,9 +108,9 @@ def scan_folder(
             given_test=splits.get(GIVEN_TEST),
         )
 
-    found = [entry for entry in scanned if isinstance(entry, Found)]
+    readable = [entry for entry in scanned if isinstance(entry, Readable)]
     unreadable = [entry for entry in scanned if isinstance(entry, str)]
-    return Scanned(load(found, unreadable, blank=True), partial(load, found, unreadable, blank=False))
+    return Scanned(load(readable, unreadable, blank=True), partial(load, readable, unreadable, blank=False))
 
 
 def load_test_folder(
@@ -126,27 +126,27 @@ def load_test_folder(
     listed = [Listed(file.path, part, numbers[file.name], file.group) for file in files]
 
     scanned = in_threads(_scan, listed, f"reading {len(listed):,} files")
-    found = [entry for entry in scanned if isinstance(entry, Found)]
+    readable = [entry for entry in scanned if isinstance(entry, Readable)]
     unreadable = [entry for entry in scanned if isinstance(entry, str)]
-    while found:
-        images = _decoded(found, preprocess.size, preprocess.channels, preprocess.depth, preprocess.fit, cache_dir)
+    while readable:
+        images = _decoded(readable, preprocess.size, preprocess.channels, preprocess.depth, preprocess.fit, cache_dir)
         if not isinstance(images, dict):
-            labels = np.array([entry.label for entry in found], np.int32)
-            names = [_name(folder, entry) for entry in found]
-            notes = [*_unreadable_note(folder, unreadable), *_missing_classes(classes, {part: found})]
+            labels = np.array([entry.label for entry in readable], np.int32)
+            names = [_name(folder, entry) for entry in readable]
+            notes = [*_unreadable_note(folder, unreadable), *_missing_classes(classes, {part: readable})]
             return part, Split(images, labels, names), notes
         unreadable += images.values()
-        found = [entry for row, entry in enumerate(found) if row not in images]
+        readable = [entry for row, entry in enumerate(readable) if row not in images]
     (why,) = _unreadable_note(folder, unreadable)
     raise ValueError(f"{top} holds no readable images: {why}")
 
 
 def unknown_classes(where: str, unknown: Sequence[str], classes: Sequence[str]) -> ValueError:
-    rule = f"its classes are {some(classes)}; use the same names, or leave others out"
-    return ValueError(f"{where} has classes that the model does not know: {some(unknown)}; {rule}")
+    rule = f"its classes are {first_few(classes)}; use the same names, or leave others out"
+    return ValueError(f"{where} has classes that the model does not know: {first_few(unknown)}; {rule}")
 
 
-def _scan(entry: Listed) -> Found | str:
+def _scan(entry: Listed) -> Readable | str:
     """Reads the content hash and the header of a file, or returns why it cannot be used."""
     try:
         state = _state(entry.path)
@@ -158,7 +158,7 @@ def _scan(entry: Listed) -> Found | str:
         return f"cannot read {entry.path}: {error.strerror}"
     except ValueError as error:
         return str(error)
-    return Found(*entry, _hash(content), state, (height, width), grey, deep, frames)
+    return Readable(*entry, _hash(content), state, (height, width), grey, deep, frames)
 
 
 class _Bytes(io.BytesIO):
@@ -176,12 +176,12 @@ def _hash(content: bytes) -> str:
 def _state(path: Path) -> tuple[int, ...] | None:
     """Size and times of a file, which differ once it has changed; None if they might not, or are not known."""
     try:
-        found = path.stat()
+        stat = path.stat()
     except OSError:
         return None
-    if time.time_ns() - found.st_mtime_ns < SETTLED:
+    if time.time_ns() - stat.st_mtime_ns < SETTLED:
         return None
-    return found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
+    return stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns
 
 
 def _read(path: Path) -> bytes:
@@ -196,10 +196,10 @@ def _read(path: Path) -> bytes:
     return path.read_bytes()
 
 
-def _read_again(entry: Found) -> io.BytesIO:
+def _read_again(entry: Readable) -> io.BytesIO:
     """Reads the same bytes that were hashed; other bytes would be cached under the wrong name."""
     content = _read(entry.path)
-    # Hashing a large photograph takes a tenth of the time of decoding it.
+    # Decoding a large photograph takes ten times as long as hashing it.
     unchanged = entry.state is not None and _state(entry.path) == entry.state
     if not unchanged and _hash(content) != entry.content:
         raise OSError(errno.ESTALE, "it changed while the folder was read, start again when it is complete", entry.path)
@@ -207,7 +207,7 @@ def _read_again(entry: Found) -> io.BytesIO:
 
 
 def _decoded(
-    entries: Sequence[Found], size: tuple[int, int], channels: int, depth: int, fit: Fit, cache_dir: Path
+    entries: Sequence[Readable], size: tuple[int, int], channels: int, depth: int, fit: Fit, cache_dir: Path
 ) -> UInt[np.ndarray, "n H W c"] | dict[int, str]:
     files = [(partial(_read_again, entry), entry.content) for entry in entries]
     try:
@@ -218,45 +218,45 @@ def _decoded(
         raise ValueError(f"cannot read {error.filename}: {error.strerror}") from None
 
 
-def _kind(found: Sequence[Found]) -> tuple[int, int, list[str]]:
+def _kind(readable: Sequence[Readable]) -> tuple[int, int, list[str]]:
     """The number of channels, the bits per channel, and notes about unusual ones."""
-    depth = 16 if all(entry.deep for entry in found) else 8
-    frames = {entry.frames for entry in found}
+    depth = 16 if all(entry.deep for entry in readable) else 8
+    frames = {entry.frames for entry in readable}
     notes = []
-    if depth == 8 and any(entry.deep for entry in found):
-        notes.append(f"only {sum(entry.deep for entry in found):,} images have 16 bits: all are converted to 8")
+    if depth == 8 and any(entry.deep for entry in readable):
+        notes.append(f"only {sum(entry.deep for entry in readable):,} images have 16 bits: all are converted to 8")
     if len(frames) > 1:
         notes.append(f"TIFF stacks have from {min(frames)} to {max(frames)} frames: only the first one is used")
         frames = {1}
     (channels,) = frames
     if channels > 1:
         notes.append(f"the {channels} frames of each TIFF stack are its channels")
-    elif not all(entry.grey for entry in found):
+    elif not all(entry.grey for entry in readable):
         channels = 3
     if depth == 16:
         notes.append("images have 16 bits per channel, which are kept")
     return channels, depth, notes
 
 
-def _check(folder: Path, classes: Sequence[str], found: Sequence[Found], unreadable: Sequence[str]) -> None:
+def _check(folder: Path, classes: Sequence[str], readable: Sequence[Readable], unreadable: Sequence[str]) -> None:
     skipped = "".join(f" ({note})" for note in _unreadable_note(folder, unreadable))
     if len(classes) < 2:
         raise ValueError(f"{folder} has only the class {classes[0]!r}, at least 2 are needed: expected {LAYOUT}")
-    counts = Counter(entry.label for entry in found if entry.part == "train")
+    counts = Counter(entry.label for entry in readable if entry.part == "train")
     # One training image is enough if there are validation images.
-    minimum = 1 if any(entry.part == "val" for entry in found) else 2
+    minimum = 1 if any(entry.part == "val" for entry in readable) else 2
     if few := [f"{name!r} ({counts[label]})" for label, name in enumerate(classes) if counts[label] < minimum]:
-        images = f"{minimum} image{'s' * (minimum > 1)}{' in train' * any(entry.part != 'train' for entry in found)}"
+        images = f"{minimum} image{'s' * (minimum > 1)}{' in train' * any(entry.part != 'train' for entry in readable)}"
         raise ValueError(
-            f"{folder} has classes with fewer than {images}: {some(few)}; add some or remove them{skipped}"
+            f"{folder} has classes with fewer than {images}: {first_few(few)}; add some or remove them{skipped}"
         )
 
 
 def _split(
-    found: Sequence[Found], classes: Sequence[str], seed: int, grouped_by: str | None, fold: Fold | None
-) -> tuple[dict[str, list[Found]], str]:
-    given: dict[str, list[Found]] = {}
-    for entry in found:
+    readable: Sequence[Readable], classes: Sequence[str], seed: int, grouped_by: str | None, fold: Fold | None
+) -> tuple[dict[str, list[Readable]], str]:
+    given: dict[str, list[Readable]] = {}
+    for entry in readable:
         given.setdefault(entry.part, []).append(entry)
     labels = {part: np.array([entry.label for entry in entries]) for part, entries in given.items()}
     groups = None if grouped_by is None else Groups(grouped_by, [entry.group for entry in given["train"]])
@@ -267,53 +267,55 @@ def _split(
     }, how
 
 
-def _summary(classes: Sequence[str], found: Sequence[Found]) -> str:
-    sizes = sorted({entry.size for entry in found}, key=lambda size: (size[0] * size[1], size))
+def _summary(classes: Sequence[str], readable: Sequence[Readable]) -> str:
+    sizes = sorted({entry.size for entry in readable}, key=lambda size: (size[0] * size[1], size))
     text = [f"{height} x {width}" for height, width in sizes]
     spread = f"all {text[0]}" if len(sizes) == 1 else f"from {text[0]} to {text[-1]} pixels"
-    counts = Counter(entry.label for entry in found).most_common()
+    counts = Counter(entry.label for entry in readable).most_common()
     (most, largest), (least, smallest) = counts[0], counts[-1]
     balance = f"{largest:,} of each"
     if smallest != largest:
         balance = f"from {smallest:,} ({classes[least]}) to {largest:,} ({classes[most]}) of each"
-    return f"{len(found):,} images of {len(classes)} classes, {balance}, {spread}"
+    return f"{len(readable):,} images of {len(classes)} classes, {balance}, {spread}"
 
 
 def _unreadable_note(folder: Path, unreadable: Sequence[str]) -> list[str]:
     short = [reason.removeprefix("cannot read ").replace(f"{folder}{os.sep}", "") for reason in unreadable]
-    return [f"skipped {count(short, 'file')} that cannot be read: {some(short)}"] if short else []
+    return [f"skipped {count(short, 'file')} that cannot be read: {first_few(short)}"] if short else []
 
 
-def _missing_classes(classes: Sequence[str], parts: dict[str, list[Found]]) -> list[str]:
+def _missing_classes(classes: Sequence[str], parts: dict[str, list[Readable]]) -> list[str]:
     notes = []
     for part, entries in parts.items():
         present = {entry.label for entry in entries}
         if missing := [name for label, name in enumerate(classes) if label not in present]:
-            notes.append(f"{part} has no images of {some(missing)}")
+            notes.append(f"{part} has no images of {first_few(missing)}")
     return notes
 
 
-def _shared_groups(grouped_by: str | None, parts: dict[str, list[Found]]) -> list[str]:
+def _shared_groups(grouped_by: str | None, parts: dict[str, list[Readable]]) -> list[str]:
     groups = {part: {entry.group for entry in entries} - {""} for part, entries in parts.items()}
     notes = []
     for part in groups:
         if part != "train" and (shared := sorted(groups["train"] & groups[part], key=natural)):
             what = f"{count(shared, 'group')} of `{grouped_by}`"
-            notes.append(f"warning: {what} both in train and in {part}, whose score may be too high: {some(shared)}")
+            notes.append(
+                f"warning: {what} both in train and in {part}, whose score may be too high: {first_few(shared)}"
+            )
     return notes
 
 
-def _name(folder: Path, entry: Found) -> str:
+def _name(folder: Path, entry: Readable) -> str:
     return Path(os.path.relpath(entry.path, folder)).as_posix()
 
 
-def _equal_rows(parts: dict[str, list[Found]]) -> dict[str, set[int]]:
+def _equal_rows(parts: dict[str, list[Readable]]) -> dict[str, set[int]]:
     """The rows of each split whose content is also in train."""
     trained = {entry.content for entry in parts["train"]}
     return {part: {row for row, e in enumerate(entries) if e.content in trained} for part, entries in parts.items()}
 
 
-def _duplicates(folder: Path, parts: dict[str, list[Found]]) -> list[str]:
+def _duplicates(folder: Path, parts: dict[str, list[Readable]]) -> list[str]:
     """Warns of equal files in train and another split, which inflate the score, and in two classes, which lower it."""
     trained = {entry.content: entry for entry in parts["train"]}
     notes = []
@@ -321,13 +323,13 @@ def _duplicates(folder: Path, parts: dict[str, list[Found]]) -> list[str]:
         pairs = [(trained[e.content], e) for e in entries if e.content in trained and part != "train"]
         if pairs:
             names = [f"{_name(folder, a)} = {_name(folder, b)}" for a, b in pairs]
-            notes.append(f"warning: {count(pairs, 'image')} of {part} also in train: {some(names)}")
-    first: dict[str, Found] = {}
+            notes.append(f"warning: {count(pairs, 'image')} of {part} also in train: {first_few(names)}")
+    first: dict[str, Readable] = {}
     clashes = []
     for entry in (entry for entries in parts.values() for entry in entries):
         other = first.setdefault(entry.content, entry)
         if other.label != entry.label:
             clashes.append(f"{_name(folder, other)} = {_name(folder, entry)}")
     if clashes:
-        notes.append(f"warning: {count(clashes, 'image')} in two classes: {some(clashes)}")
+        notes.append(f"warning: {count(clashes, 'image')} in two classes: {first_few(clashes)}")
     return notes

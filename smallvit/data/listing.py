@@ -43,7 +43,7 @@ def list_images(folder: Path, labels: Path | None, group: str | None) -> Listing
     groups = {os.path.abspath(row.path): row.group for t in tables.values() for row in t.rows}
     files = [file._replace(group=groups.get(os.path.abspath(file.path), "")) for file in listing.files]
     if without := [file.path.name for file in files if not file.group]:
-        notes.append(f"{count(without, 'image')} without a group in {table.path.name}: {some(without)}")
+        notes.append(f"{count(without, 'image')} without a group in {table.path.name}: {first_few(without)}")
     return Listing(listing.classes, files, table.group, notes)
 
 
@@ -79,17 +79,17 @@ def _tables(folder: Path, labels: Path | None, group: str | None) -> tuple[dict[
 def _list_tables(folder: Path, tables: dict[str, Table]) -> Listing:
     files = [file for part, table in tables.items() for file in _rows(table, part)]
     paths = [table.path for table in tables.values()]
-    names = some([str(path.relative_to(folder) if path.is_relative_to(folder) else path) for path in paths])
+    names = first_few([str(path.relative_to(folder) if path.is_relative_to(folder) else path) for path in paths])
     present = {part: {file.name for file in files if file.part == part} for part in ("train", "val", "test")}
     if not present["train"]:
         raise ValueError(f"{names} of {folder} has no images to train on: some must have the split train")
     for part, classes in present.items():
         if unknown := sorted(classes - present["train"], key=natural):
-            raise ValueError(f"{names} of {folder} has classes in {part} that are not in train: {some(unknown)}")
+            raise ValueError(f"{names} of {folder} has classes in {part} that are not in train: {first_few(unknown)}")
     notes = [f"labels of {names}"]
     listed = {os.path.abspath(file.path) for file in files}
     if ignored := [path.name for path in images_below(folder) if os.path.abspath(path) not in listed]:
-        notes.append(f"ignored {count(ignored, 'image')} that {names} does not list: {some(ignored)}")
+        notes.append(f"ignored {count(ignored, 'image')} that {names} does not list: {first_few(ignored)}")
     grouped_by = next((table.group for table in tables.values() if table.group), None)
     return Listing(sorted(present["train"], key=natural), files, grouped_by, notes)
 
@@ -144,7 +144,7 @@ def _list_folders(folder: Path) -> Listing:
                 raise ValueError(f"{path} has {flat} images outside of class folders: expected {LAYOUT}")
             notes.append(f"ignored {flat} images in {path.name} outside of class folders")
         if unknown := sorted(set(names[part]) - set(classes), key=natural):
-            raise ValueError(f"{path} has classes that are not in {parts['train']}: {some(unknown)}")
+            raise ValueError(f"{path} has classes that are not in {parts['train']}: {first_few(unknown)}")
 
     errors: list[OSError] = []
     files = [
@@ -155,7 +155,7 @@ def _list_folders(folder: Path) -> Listing:
     ]
     if errors:
         names_of = [f"{os.path.relpath(error.filename, folder)} ({error.strerror})" for error in errors]
-        notes.append(f"warning: skipped {count(errors, 'folder')} that cannot be read: {some(names_of)}")
+        notes.append(f"warning: skipped {count(errors, 'folder')} that cannot be read: {first_few(names_of)}")
     if not files:
         raise ValueError(
             f"{folder} holds no images: expected {LAYOUT}, with files such as .jpg, .png, .webp, .bmp, .gif or .tif"
@@ -221,6 +221,6 @@ def count(items: Sequence[object], noun: str) -> str:
     return f"{len(items):,} {noun}{'s' * (len(items) != 1)}"
 
 
-def some(names: Sequence[str]) -> str:
+def first_few(names: Sequence[str]) -> str:
     rest = len(names) - SHOWN
     return ", ".join(names[:SHOWN]) + (f" and {rest:,} more" if rest > 0 else "")

@@ -11,7 +11,7 @@ import numpy as np
 from jaxtyping import Float, Float32, UInt
 
 from smallvit.data.dataset import Split
-from smallvit.data.listing import count, some
+from smallvit.data.listing import count, first_few
 
 COARSE, FINE = 8, 16
 ALIKE = 0.025  # 1 - correlation; 99 % of photographs saved again as JPEG of quality 30 are below this
@@ -27,7 +27,7 @@ def near_notes(splits: Mapping[str, Split], known: Mapping[str, Container[int]] 
         pairs = [(a, b) for a, b in pairs if known is None or b not in known[part]]
         if pairs:
             names = [f"{splits['train'].names[a]} ~ {splits[part].names[b]}" for a, b in pairs]
-            notes.append(f"warning: {count(pairs, 'image')} of {part} nearly equal in train: {some(names)}")
+            notes.append(f"warning: {count(pairs, 'image')} of {part} nearly equal in train: {first_few(names)}")
     return notes
 
 

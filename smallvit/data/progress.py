@@ -12,8 +12,8 @@ from rich.progress import BarColumn, DownloadColumn, MofNCompleteColumn, Progres
 T = TypeVar("T")
 R = TypeVar("R")
 
-CHUNK = 32  # items per task, at most: decoding a small image is faster than waking a thread
-TASKS = 16  # per core, at least, if there are so many items: a few large photographs keep all cores busy, too
+CHUNK = 32  # maximum items per task: decoding a small image is faster than waking a thread
+TASKS = 16  # minimum tasks per core, as far as there are items: so a few large photographs keep all cores busy
 
 
 @contextmanager

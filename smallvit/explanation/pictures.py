@@ -10,7 +10,7 @@ import numpy as np
 from jaxtyping import Float, UInt, UInt8
 
 from smallvit import plots
-from smallvit.common.files import check_folder, fitting
+from smallvit.common.files import check_folder, truncated
 from smallvit.data import find_images
 from smallvit.data.decoding import decode, header
 from smallvit.data.view import as_picture
@@ -228,7 +228,7 @@ def picture_names(files: Sequence[Path | io.BytesIO], folder: Path) -> list[Path
     taken: set[str] = set()
     names = []
     for stem, long in zip(stems, longer, strict=True):
-        wanted = fitting(stem if stems.count(stem) == 1 else long, 200)
+        wanted = truncated(stem if stems.count(stem) == 1 else long, 200)
         name, number = wanted, 1
         while name in taken:
             number += 1
@@ -277,7 +277,7 @@ def layer_statistics(
     rows = {
         name: [
             plots.Heads("Temperature", [e.temperature for e in layers], [e.initial for e in layers], "sqrt(d)"),
-            plots.Heads("Entropy, nats", [e.entropy for e in layers], [e.even for e in layers], "all alike"),
+            plots.Heads("Entropy, nats", [e.entropy for e in layers], [e.even for e in layers], "uniform attention"),
             plots.Heads("Distance, tokens", [e.distance for e in layers], [None for _ in layers], ""),
         ]
         for name, layers in statistics.items()

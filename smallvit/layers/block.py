@@ -11,7 +11,7 @@ from jaxtyping import Array, Float, PRNGKeyArray, PyTree
 
 from smallvit.layers.basic import Dense, Factory, LayerNorm
 from smallvit.ops import align, recompute
-from smallvit.ops.remat import recomputed, recomputes
+from smallvit.ops.remat import is_recomputing, recompute_later
 
 
 class MLP(nn.Module):
@@ -83,17 +83,17 @@ class Block(nn.Module):
     branches: int = 1
     layer_scale: float | None = None
     drop_path: float = 0.0
-    last: bool = False  # the model's last, on a sequence: skips tokens that are not used after it (`first_tokens`)
+    last: bool = False  # last block of a model on a sequence: skips tokens that are not used after it (`first_tokens`)
 
     @nn.compact
     def __call__(
         self, x: Float[Array, "b *rest d"], context: Float[Array, "b m d"] | None = None, *, train: bool = False
     ) -> Float[Array, "b *some d"]:
         first = _first_tokens.value if self.last else None
-        if train and recomputes() and not self.is_initializing() and set(self.variables) == {"params"}:
+        if train and is_recomputing() and not self.is_initializing() and set(self.variables) == {"params"}:
             key = self.make_rng("dropout") if self.has_rng("dropout") else None
             run = partial(_run_block, self.clone(parent=None, name=None), first)
-            return recomputed(run, self.variables["params"], x, context, key)
+            return recompute_later(run, self.variables["params"], x, context, key)
         added = self._branches(x, "attention", self.attention, context, first, train)
         x = (x if first is None else x[:, :first]) + added
         return x if self.mlp is None else x + self._branches(x, "mlp", self.mlp, None, None, train)

@@ -21,13 +21,15 @@ def recompute(on: bool = True) -> Iterator[None]:
         yield
 
 
-def recomputes() -> bool:
+def is_recomputing() -> bool:
     """Whether the code being traced is to be recomputed."""
     return _recompute.value
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
-def recomputed(run: Callable[..., Array], params: PyTree, x: Array, context: Array | None, key: Array | None) -> Array:
+def recompute_later(
+    run: Callable[..., Array], params: PyTree, x: Array, context: Array | None, key: Array | None
+) -> Array:
     """Calls `run`, and stores only its arguments for the backward pass."""
     return run(params, x, context, key)
 
@@ -41,6 +43,6 @@ def _recompute_backward(run: Callable[..., Array], saved: tuple, dy: Array) -> t
     return *back(dy), None
 
 
-recomputed.defvjp(
+recompute_later.defvjp(
     lambda run, params, x, context, key: (run(params, x, context, key), (params, x, context, key)), _recompute_backward
 )

@@ -6,7 +6,7 @@ import numpy as np
 from jaxtyping import Float, Integer
 from matplotlib.figure import Figure
 
-from smallvit.plots.style import MUTED, VAL, WRONG, Images, notice, short, shortened, show, styled, tiles
+from smallvit.plots.style import MUTED, VAL, WRONG, Images, cut_end, cut_middle, notice, show, styled, tiles
 
 MOST_MISTAKES = 24
 
@@ -18,7 +18,7 @@ def image_grid(images: Images, titles: Sequence[str], columns: int = 8) -> Figur
     figure, axes = tiles(len(images), min(columns, len(images)), images.shape[1] / images.shape[2], lines=1)
     for tile, image, title in zip(axes, images, titles, strict=True):
         show(tile, image)
-        tile.set_title(short(title, 22), fontsize=8, fontweight="normal", pad=4)
+        tile.set_title(cut_end(title, 22), fontsize=8, fontweight="normal", pad=4)
     return figure
 
 
@@ -43,14 +43,14 @@ def mistakes(
     figure, axes = tiles(len(wrong), columns, images.shape[1] / images.shape[2], lines)
     for tile, i in zip(axes, wrong, strict=True):
         show(tile, np.asarray(images[i]))
-        answer = f"{short(classes[int(predicted[i])], 16)} {probability[i]:.0%}"
+        answer = f"{cut_end(classes[int(predicted[i])], 16)} {probability[i]:.0%}"
         tile.set_title(answer, fontsize=8.5, color=WRONG, pad=17)
         tile.text(
-            0, 1.02, f"is {short(classes[int(true[i])], 18)}", transform=tile.transAxes, fontsize=8.5, va="bottom"
+            0, 1.02, f"is {cut_end(classes[int(true[i])], 18)}", transform=tile.transAxes, fontsize=8.5, va="bottom"
         )
         if names is not None:
             tile.set_xlabel(
-                shortened(names[int(i)].rsplit("/", 1)[-1], 24), fontsize=7, color=MUTED, loc="left", labelpad=2
+                cut_middle(names[int(i)].rsplit("/", 1)[-1], 24), fontsize=7, color=MUTED, loc="left", labelpad=2
             )
     return figure
 

@@ -14,7 +14,7 @@ from matplotlib.ticker import MaxNLocator
 from PIL import Image
 
 from smallvit.data.view import as_picture
-from smallvit.plots.style import FAINT, MUTED, TRAIN, VAL, Images, notice, short, show, styled
+from smallvit.plots.style import FAINT, MUTED, TRAIN, VAL, Images, cut_end, notice, show, styled
 
 HEAT = matplotlib.colormaps["inferno"]
 
@@ -41,7 +41,7 @@ def attention(images: Images, maps: Float[np.ndarray, "b h w"], titles: Sequence
         for offset, shown in enumerate((image, HEAT(heat)[..., :3], overlay(image, heat))):
             axes[row, column + offset].set_axis_on()
             show(axes[row, column + offset], shown)
-        axes[row, column].set_title(short(title, 60), fontsize=8.5, fontweight="normal", pad=4)
+        axes[row, column].set_title(cut_end(title, 60), fontsize=8.5, fontweight="normal", pad=4)
     return figure
 
 
@@ -65,7 +65,7 @@ def explanation(panels: Sequence[Panel], what: str) -> Figure:
         big = upscaled(panel.image)
         heat = upsampled(panel.heat, (big.shape[0], big.shape[1]))
         for tile, shown, title in (
-            (left, big, short(panel.model, 26)),
+            (left, big, cut_end(panel.model, 26)),
             (middle, HEAT(heat)[..., :3], what),
             (right, overlay(panel.image, heat), "on the image"),
         ):
@@ -86,7 +86,7 @@ def heads(
     figure = Figure(figsize=(columns * (width + 0.08) + 0.2, sum(rows) * (height + 0.22) + 0.3 * len(maps)))
     parts = figure.subfigures(len(maps), 1, squeeze=False, height_ratios=[n * (height + 0.22) + 0.3 for n in rows])
     for part, lines, image, model_maps, title in zip(parts[:, 0], rows, images, maps, titles, strict=True):
-        part.suptitle(short(title, 100), x=0.012, ha="left", fontsize=10, fontweight="bold")
+        part.suptitle(cut_end(title, 100), x=0.012, ha="left", fontsize=10, fontweight="bold")
         axes = list(part.subplots(lines, columns, squeeze=False).flat)
         for tile in axes[1 + len(model_maps) :]:
             tile.set_axis_off()
@@ -115,7 +115,7 @@ def layers(rows: Mapping[str, Sequence[Heads]]) -> Figure:
     figure = Figure(figsize=(3.6 * columns, 3.1 * len(rows)))
     parts = figure.subfigures(len(rows), 1, squeeze=False)
     for part, (name, panels) in zip(parts[:, 0], rows.items(), strict=True):
-        part.suptitle(short(name, 60), x=0.012, ha="left", fontsize=11, fontweight="bold")
+        part.suptitle(cut_end(name, 60), x=0.012, ha="left", fontsize=11, fontweight="bold")
         for axes, panel in zip(part.subplots(1, columns, squeeze=False)[0], panels, strict=True):
             _heads_by_layer(axes, panel)
     return figure
@@ -173,7 +173,7 @@ def receptive_fields(fields: Mapping[str, Field], notes: Sequence[str]) -> Figur
             spine.set_visible(False)
         panel.set_xlim(-0.5, columns - 0.5)
         panel.set_ylim(rows - 0.5, -0.5)
-        panel.set_title(short(name, 36), pad=20)
+        panel.set_title(cut_end(name, 36), pad=20)
         panel.text(0, 1.02, note, transform=panel.transAxes, fontsize=8.5, color=MUTED, va="bottom")
     assert picture is not None
     bar = figure.colorbar(picture, ax=list(axes), shrink=0.75, aspect=26, pad=0.02, ticks=[0, 0.25, 1])
@@ -198,7 +198,7 @@ def _answers(axes: Axes, answers: Sequence[tuple[str, float]]) -> None:
         colour, weight = (VAL, "bold") if row == 0 else (TRAIN, "normal")
         axes.barh(row + 0.12, 1, height=0.14, color=FAINT)
         axes.barh(row + 0.12, probability, height=0.14, color=colour)
-        axes.text(0, row - 0.06, short(name, 24), fontsize=10 if row == 0 else 9, fontweight=weight, va="bottom")
+        axes.text(0, row - 0.06, cut_end(name, 24), fontsize=10 if row == 0 else 9, fontweight=weight, va="bottom")
         axes.text(1.18, row + 0.12, f"{probability:.0%}", fontsize=8.5, color=MUTED, ha="right", va="center")
 
 

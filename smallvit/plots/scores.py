@@ -10,7 +10,7 @@ from matplotlib.colors import LinearSegmentedColormap, PowerNorm
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from smallvit.plots.style import INK, MUTED, TRAIN, VAL, notice, short, styled
+from smallvit.plots.style import INK, MUTED, TRAIN, VAL, cut_end, notice, styled
 from smallvit.runs.scores import calibration_bins, calibration_error
 
 BLUES = LinearSegmentedColormap.from_list("blues", ["#f7f9fc", "#c4d8f5", "#7fabea", "#1f6feb", "#0b3a86"])
@@ -90,7 +90,7 @@ def confusion(matrix: Integer[np.ndarray, "k k"], classes: Sequence[str]) -> Fig
         spine.set_visible(False)
     if named:
         size = 9.5 if k <= 20 else float(np.clip(330 / k, 5.5, 9))
-        names = [short(name, 18) for name in classes]
+        names = [cut_end(name, 18) for name in classes]
         upright = max(map(len, names)) * k > 60
         axes.set_xticks(range(k), names, fontsize=size, rotation=90 if upright else 0)
         axes.set_yticks(range(k), names, fontsize=size)
@@ -185,7 +185,7 @@ def comparison(scores: Mapping[str, Sequence[float]]) -> Figure:
         axes.plot(values, [row] * len(values), "o", color=VAL, alpha=0.55, markeredgewidth=0)
         axes.plot([mean, mean], [row - 0.28, row + 0.28], color=INK, linewidth=2)
         axes.annotate(f"{mean:.2f}", (mean, row - 0.3), ha="center", va="bottom", fontsize=8.5, color=INK)
-    axes.set_yticks(range(len(scores)), [short(name, 40) for name in scores])
+    axes.set_yticks(range(len(scores)), [cut_end(name, 40) for name in scores])
     axes.set_ylim(len(scores) - 0.5, -0.75)
     axes.margins(x=0.12)
     axes.set_xlabel("top-1 in %")

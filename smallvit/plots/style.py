@@ -89,14 +89,14 @@ def show(axes: Axes, image: np.ndarray) -> None:
         spine.set_visible(False)
 
 
-def short(text: str, width: int) -> str:
+def cut_end(text: str, width: int) -> str:
     """Puts text on one line and shortens it to a maximum length."""
     text = shown(" ".join(text.split()))
     return text if len(text) <= width else text[: width - 1].rstrip() + "…"
 
 
-def shortened(text: str, width: int) -> str:
-    """Like `short`, but cuts the middle, for file names, which differ at their ends."""
+def cut_middle(text: str, width: int) -> str:
+    """Like `cut_end`, but cuts the middle, for file names, which differ at their ends."""
     text = shown(" ".join(text.split()))
     tail = width // 2
     return text if len(text) <= width else f"{text[: width - tail - 1]}…{text[-tail:]}"

@@ -55,28 +55,28 @@ def check_threshold(threshold: float | None, precision: float | None = None) -> 
 
 def as_csv(predictions: Sequence[Prediction]) -> str:
     """Returns one line per image: file, the decision if there is one, class, probability, class_2, ..."""
-    top = max((len(each.classes) for each in predictions), default=1)
+    top = max((len(prediction.classes) for prediction in predictions), default=1)
     numbers = ["", *(f"_{i}" for i in range(2, top + 1))]
-    decided = any(each.decision is not None for each in predictions)
+    decided = any(prediction.decision is not None for prediction in predictions)
     titles = (f"{word}{number}" for number in numbers for word in ("class", "probability"))
     rows: list[list[str | None]] = [["file", *["decision"] * decided, *titles]]
-    for each in predictions:
-        pairs = zip(each.classes, each.probabilities, strict=True)
+    for prediction in predictions:
+        pairs = zip(prediction.classes, prediction.probabilities, strict=True)
         answers = (value for name, p in pairs for value in (name, f"{p:.6f}"))
-        rows.append([each.file, *[each.decision] * decided, *answers])
+        rows.append([prediction.file, *[prediction.decision] * decided, *answers])
     return text.as_csv(rows)
 
 
 def as_json(predictions: Sequence[Prediction]) -> str:
     rows = [
         {
-            "file": each.file,
-            **({} if each.decision is None else {"decision": each.decision}),
+            "file": prediction.file,
+            **({} if prediction.decision is None else {"decision": prediction.decision}),
             "predictions": [
                 {"class": name, "probability": round(p, 6)}
-                for name, p in zip(each.classes, each.probabilities, strict=True)
+                for name, p in zip(prediction.classes, prediction.probabilities, strict=True)
             ],
         }
-        for each in predictions
+        for prediction in predictions
     ]
     return json.dumps(rows, indent=2) + "\n"

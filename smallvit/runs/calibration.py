@@ -53,12 +53,12 @@ class Calibration:
         if not self.images:
             raise ValueError("the model has no stored validation scores to choose a threshold with: give a threshold")
         choices = [Choice(at, self.images, kept, right, precision) for at, kept, right in self.thresholds if kept]
-        observed = [each for each in choices if each.right >= precision * each.kept]
+        observed = [choice for choice in choices if choice.right >= precision * choice.kept]
         if not observed:
-            best = max(choices, key=lambda each: (each.right / each.kept, each.kept))
+            best = max(choices, key=lambda choice: (choice.right / choice.kept, choice.kept))
             reached = f"the highest is {best.right / best.kept:.3f}, at threshold {best.threshold:g}"
             raise ValueError(f"no threshold gives a precision of {precision:g} on the validation images: {reached}")
-        return next((each for each in observed if each.supported), observed[0])
+        return next((choice for choice in observed if choice.supported), observed[0])
 
     def to_json(self) -> dict[str, Any]:
         if not self.images:
@@ -76,7 +76,7 @@ class Calibration:
             images = int(validation.get("images", 0))
             rows = tuple((float(at), int(kept), int(right)) for at, kept, right in validation.get("thresholds", ()))
         except (TypeError, ValueError, AttributeError, OverflowError):
-            raise ValueError("validation must have images, and thresholds with two counts of images each") from None
+            raise ValueError("validation must have images, and thresholds with two counts of images choice") from None
         if not all(0 <= at <= 1 and 0 <= right <= kept <= images for at, kept, right in rows):
             raise ValueError(f"validation has a threshold whose counts do not fit {images} images")
         return cls(float(temperature), images, rows)

@@ -79,9 +79,9 @@ def _fits(value: Any, kind: Any) -> bool:
     if kind in (str, NoneType):
         return isinstance(value, kind)
     if origin is Literal:
-        return any(type(value) is type(each) and value == each for each in inner)
+        return any(type(value) is type(choice) and value == choice for choice in inner)
     if origin in (Union, UnionType):
-        return any(_fits(value, each) for each in inner)
+        return any(_fits(value, kind) for kind in inner)
     if origin is tuple:
         if not isinstance(value, list) or len(value) > LONGEST_LIST:
             return False
@@ -96,8 +96,8 @@ def _is_int(value: Any) -> bool:
 
 def _numbers(value: Any) -> Iterator[int]:
     if isinstance(value, list | tuple):
-        for each in value:
-            yield from _numbers(each)
+        for item in value:
+            yield from _numbers(item)
     elif isinstance(value, int | float):
         yield int(value)
 

@@ -12,7 +12,7 @@ from itertools import chain, count
 from pathlib import Path
 from typing import Any
 
-from smallvit.common.files import fitting, read_json, sync_folder, temporary_name, write_bytes, write_json
+from smallvit.common.files import read_json, sync_folder, temporary_name, truncated, write_bytes, write_json
 from smallvit.common.text import as_csv, shown
 
 CONFIG, PLAN, RESULT, METRICS = "config.json", "plan.json", "result.json", "metrics.csv"
@@ -63,9 +63,9 @@ def check_name(runs: Path, name: str | None) -> None:
 def new_name(runs: Path, name: str | None, default: str) -> str:
     """Returns `name`, or the first free one of default, default-2, ...; raises a ValueError if `name` is taken."""
     check_name(runs, name)
-    default = fitting(shown(default).replace("\N{REPLACEMENT CHARACTER}", "_"), 200)
+    default = truncated(shown(default).replace("\N{REPLACEMENT CHARACTER}", "_"), 200)
     names = chain([default], (f"{default}-{i}" for i in count(2)))
-    return name or next(each for each in names if not (runs / each).exists())
+    return name or next(free for free in names if not (runs / free).exists())
 
 
 def create_run(runs: Path, name: str | None, default: str, config: dict[str, Any]) -> Path:

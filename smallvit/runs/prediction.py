@@ -45,12 +45,14 @@ class Predictor:
         self.largest = largest
         self._predict = [
             (
-                jax.jit(make_predict(each.model, each.preprocess, flip=flip)),
-                jax.device_put(each.variables),  # once: passing a hundred numpy arrays takes longer than a small model
-                jax.device_put(each.preprocess.normalisation),
-                np.float32(each.temperature),
+                jax.jit(make_predict(member.model, member.preprocess, flip=flip)),
+                jax.device_put(
+                    member.variables
+                ),  # once: passing a hundred numpy arrays takes longer than running a small model
+                jax.device_put(member.preprocess.normalisation),
+                np.float32(member.temperature),
             )
-            for each in self.saved.members
+            for member in self.saved.members
         ]
 
     def decode(self, source: str | Source, formats: Sequence[str] = FORMATS) -> UInt[np.ndarray, "H W c"]:
@@ -176,7 +178,7 @@ def _predict_files(
         coming = begin(0)
         for start in range(0, len(files), largest):
             begun, coming = coming, begin(start + largest)  # read while the model works
-            images = [image for each in begun for image in each.result()]
+            images = [image for task in begun for image in task.result()]
             sound = [image for image in images if not isinstance(image, Unreadable)]
             rows = iter(predictor(np.stack(sound)) if sound else ())
             for file, image in zip(files[start : start + largest], images, strict=True):

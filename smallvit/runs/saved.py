@@ -131,8 +131,8 @@ def load_ensemble(path: str | Path) -> Saved:
     if not folders:
         return from_pretrained(path)
     first, *others = map(from_pretrained, folders)
-    for folder, each in zip(folders[1:], others, strict=True):
-        if (each.classes, each.preprocess.size) != (first.classes, first.preprocess.size):
+    for folder, other in zip(folders[1:], others, strict=True):
+        if (other.classes, other.preprocess.size) != (first.classes, first.preprocess.size):
             raise ValueError(f"{folder} has other classes or another image size than {folders[0]}: give one of them")
     return replace(first, others=tuple(others))
 

@@ -83,7 +83,7 @@ def softmax(logits: Float[np.ndarray, "n k"]) -> Float[np.ndarray, "n k"]:
 
 def averaged(logits: Sequence[Float[np.ndarray, "n k"]]) -> Float[np.ndarray, "n k"]:
     """Returns the logarithm of the mean of the models' probabilities."""
-    logs = [each - np.logaddexp.reduce(each, axis=1, keepdims=True) for each in logits]
+    logs = [member - np.logaddexp.reduce(member, axis=1, keepdims=True) for member in logits]
     return np.logaddexp.reduce(logs, axis=0) - np.log(np.float32(len(logs)))
 
 

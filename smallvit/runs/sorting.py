@@ -10,7 +10,7 @@ from itertools import count
 from pathlib import Path
 from typing import NamedTuple
 
-from smallvit.common.files import fitting, temporary_name
+from smallvit.common.files import temporary_name, truncated
 from smallvit.runs.answers import UNSURE, Prediction
 
 
@@ -35,32 +35,32 @@ def sort_into(
     """
     folders = _folders(classes)
     made = present = 0
-    for each in predictions:
-        target = Path(folder) / folders[each.decision or each.classes[0]]
+    for prediction in predictions:
+        target = Path(folder) / folders[prediction.decision or prediction.classes[0]]
         try:
             target.mkdir(parents=True, exist_ok=True)
-            if _place(Path(each.file), target, link):
+            if _place(Path(prediction.file), target, link):
                 made += 1
             else:
                 present += 1
         except OSError as error:
-            raise ValueError(f"cannot sort {each.file} into {target}: {error.strerror}") from None
+            raise ValueError(f"cannot sort {prediction.file} into {target}: {error.strerror}") from None
     return Sorted(made, present)
 
 
 def _folders(classes: Sequence[str]) -> dict[str, str]:
     """Returns a unique folder name for each class that is valid on every file system."""
     names: dict[str, str] = {}
-    for each in dict.fromkeys((UNSURE, *classes)):
-        safe = fitting(re.sub(r'[/\\:*?"<>|\x00-\x1f\x7f]', "_", each).strip(" ."), 200) or "_"
+    for label in dict.fromkeys((UNSURE, *classes)):
+        safe = truncated(re.sub(r'[/\\:*?"<>|\x00-\x1f\x7f]', "_", label).strip(" ."), 200) or "_"
         taken = {name.casefold() for name in names.values()}
-        names[each] = next(name for name in _numbered(safe, "") if name.casefold() not in taken)
+        names[label] = next(name for name in _numbered(safe, "") if name.casefold() not in taken)
     return names
 
 
 def _place(file: Path, folder: Path, link: bool) -> bool:
     """Copies or links a file; returns False if it is there already."""
-    for name in _numbered(fitting(file.stem, 200), file.suffix):
+    for name in _numbered(truncated(file.stem, 200), file.suffix):
         target = folder / name
         if target.exists() and filecmp.cmp(file, target, shallow=False):
             return False

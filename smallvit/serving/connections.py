@@ -20,9 +20,9 @@ def limited(limits: Limits) -> type[H11Protocol]:
             super().connection_made(transport)
             self._watch()
             if len(self.connections) > limits.connections:
-                idle = [each for each in self.connections if isinstance(each, Limited) and each.is_idle()]
+                idle = [other for other in self.connections if isinstance(other, Limited) and other.is_idle()]
                 # Never empty: this connection is idle, too.
-                min(idle, key=lambda each: each.since).drop()
+                min(idle, key=lambda other: other.since).drop()
 
         def data_received(self, data: bytes) -> None:
             super().data_received(data)

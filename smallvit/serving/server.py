@@ -41,7 +41,7 @@ def serve(
     other addresses it accepts any name but requires the token, which is generated if not given.
 
     With a `threshold`, or a `precision` to choose it by, every answer has a decision: the most probable class, or
-    "unsure" where its probability is below the threshold.
+    "unsure" if its probability is below the threshold.
     """
     check_threshold(threshold, precision)
     limits = limits or Limits()

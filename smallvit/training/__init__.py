@@ -6,8 +6,9 @@ from smallvit.common.lazy import lazy
 
 if TYPE_CHECKING:
     from smallvit.common.errors import Stopped
-    from smallvit.training.config import CompareConfig, MachineOptions, RecipeOptions, RunOptions, TrainConfig
+    from smallvit.training.config import CompareConfig, TrainConfig
     from smallvit.training.keywords import compare, train
+    from smallvit.training.options import MachineOptions, RecipeOptions, RunOptions
     from smallvit.training.recipe import RECIPES, Recipe
 
 __all__ = [

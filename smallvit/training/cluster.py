@@ -17,8 +17,8 @@ from jaxtyping import Array, Bool
 
 from smallvit.common.errors import RESUME
 from smallvit.common.output import Lasting
-from smallvit.training.config import MachineOptions
 from smallvit.training.mesh import over_images, replicated
+from smallvit.training.options import MachineOptions
 
 _LONGEST = 4096
 _RECEIVING = ("ep_poll", "do_epoll_wait")  # where a thread waits in epoll, by the version of Linux
@@ -44,16 +44,16 @@ def join(machine: MachineOptions) -> None:
 
 
 def _defer_network_threads() -> None:
-    """Lets the threads that receive data on a CPU run only where a core has nothing else to do.
+    """Lets the threads that receive data on a CPU run only on idle cores.
 
-    While another process is ahead, they poll without a pause, and take half of a core from the computation that this
-    process still has to do. But where other programs use the cores, they would hardly run at all. Linux alone says
-    which threads they are: those that wait in epoll, and that gRPC has not named.
+    While another process is ahead, they poll continuously, and take half of a core from this process's computation. If
+    other programs use the cores, the threads hardly run at all: then leave this off. Only Linux shows which threads
+    they are: those that wait in epoll, and that gRPC has not named.
     """
     tasks = Path("/proc/self/task")
     if jax.default_backend() != "cpu" or not tasks.exists():
         return
-    time.sleep(0.05)  # until they wait
+    time.sleep(0.05)  # until they have started to wait
     name = Path("/proc/self/comm").read_text()
     for task in tasks.iterdir():
         with suppress(OSError):

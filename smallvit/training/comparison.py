@@ -16,8 +16,9 @@ from smallvit.registry import create_model
 from smallvit.runs.folder import CONFIG as RUN_CONFIG
 from smallvit.runs.folder import RESULT
 from smallvit.runs.saved import from_pretrained
-from smallvit.training.config import CompareConfig, RunOptions, TrainConfig
+from smallvit.training.config import CompareConfig, TrainConfig
 from smallvit.training.loop import train
+from smallvit.training.options import RunOptions
 
 CONFIG = "compare.json"
 

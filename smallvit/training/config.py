@@ -1,185 +1,25 @@
-"""The configuration of a run, for the library, the command line and config.json."""
+"""The configuration of a run or a comparison, and its form in config.json."""
 
 import json
 import math
 from collections.abc import Mapping
 from dataclasses import MISSING, Field, asdict, dataclass, field, fields, replace
 from pathlib import Path
-from typing import Annotated, Any, Literal, Protocol, TypeVar, get_args, get_origin, get_type_hints, runtime_checkable
+from typing import Annotated, Any, Literal, Protocol, get_args, runtime_checkable
 
 import tyro
 
-from smallvit.augment.spec import AutoAugment, Fill, Policy
+from smallvit.augment.spec import AutoAugment
 from smallvit.catalogue import catalogue
-from smallvit.common.words import did_you_mean
-from smallvit.training.recipe import RECIPES, Freeze, Recipe
+from smallvit.common.arguments import Data, Fields, Float, Folder, Int, Sides, argument
+from smallvit.training.options import MachineOptions, RecipeOptions, RunOptions, Tracked
+from smallvit.training.recipe import RECIPES, Recipe
 
-Tracked = Literal["tensorboard", "mlflow", "wandb"]
 DEFAULT_MINUTES = 5.0
-SHORT = {  # aliases
-    "lr": "learning_rate",
-    "wd": "weight_decay",
-    "scale": "resized_crop",
-    "color_jitter": "colour",
-    "reprob": "erasing",
-    "smoothing": "label_smoothing",
-}
-PLANNED = ("policy", "mixup", "cutmix", "erasing")  # chosen by the plan of a run, with the recipe `default`
-
-
-def _optional(metavar: str, default: str = "") -> Any:
-    """An option without a default value; `default` describes in --help what happens without it."""
-    return tyro.conf.arg(metavar=metavar, help_behavior_hint=f"(default: {default})" if default else "")
-
-
-def _of_recipe(name: str, metavar: str | None) -> Any:
-    """An option that overrides a part of the recipe; --help shows each recipe's value."""
-    values = {}
-    for key, recipe in RECIPES.items():
-        value = getattr(recipe, name) if hasattr(recipe, name) else getattr(recipe.augment, name)
-        values[key] = "by the epochs that fit" if key == "default" and name in PLANNED else _in_words(value)
-    same = len({*values.values()}) == 1
-    hint = values["default"] if same else ", ".join(f"{key} {value}" for key, value in values.items())
-    hint = f"({'default' if same else 'by recipe'}: {hint})"
-    aliases = [f"--{short.replace('_', '-')}" for short, long in SHORT.items() if long == name]
-    return tyro.conf.arg(metavar=metavar, aliases=aliases, help_behavior_hint=hint)
-
-
-def _in_words(value: bool | int | float | str | tuple[float, float] | None) -> str:
-    if value is None or isinstance(value, bool):
-        return "on" if value else "off"
-    if isinstance(value, str):
-        return "AutoAugment for the data set" if value in get_args(AutoAugment) else value
-    return " ".join(f"{number:g}" for number in (value if isinstance(value, tuple) else (value,)))
-
-
-# Types of optional options.
-Int = Annotated[int | None, _optional("INT")]
-Float = Annotated[float | None, _optional("FLOAT")]
-Text = Annotated[str | None, _optional("TEXT")]
-Folder = Annotated[Path | None, _optional("PATH")]
-Sides = Annotated[int | tuple[int, int] | None, _optional("INT [INT]")]
 RecipeName = Annotated[
     Literal["default", "finetune", "paper", "keras"] | None,
-    _optional("default|finetune|paper|keras", "default, or finetune with --init"),
+    argument("default|finetune|paper|keras", "default, or finetune with --init"),
 ]
-Fields = Annotated[tuple[str, ...], _optional("NAME=VALUE ...")]
-Data = Annotated[str | None, tyro.conf.Positional, _optional("DATA")]
-Switch = tyro.conf.DisallowNone[bool | None]  # --flip, --no-flip, or neither
-Device = Annotated[Literal["cpu", "gpu", "tpu"] | None, _optional("cpu|gpu|tpu", "the fastest that jax finds")]
-
-
-@dataclass(frozen=True)
-class RecipeOptions:
-    """Overrides of the recipe, each a field of `Recipe` or of `Augment`."""
-
-    batch_size: Annotated[int | None, _of_recipe("batch_size", "INT")] = None
-    """Images per step."""
-    learning_rate: Annotated[float | None, _of_recipe("learning_rate", "FLOAT")] = None
-    """Peak learning rate."""
-    weight_decay: Annotated[float | None, _of_recipe("weight_decay", "FLOAT")] = None
-    """Weight decay, as in AdamW: multiplied by the learning rate in every step."""
-    matrix_rate: Annotated[float | None, _of_recipe("matrix_rate", "FLOAT")] = None
-    """Peak learning rate of the hidden matrices, where Muon trains them."""
-    warmup: Annotated[float | None, _of_recipe("warmup", "FLOAT")] = None
-    """Warm-up, as a fraction of all steps."""
-    clip: Annotated[float | None, _of_recipe("clip", "FLOAT")] = None
-    """Maximum norm of the gradient; 0 turns clipping off."""
-    ema: Annotated[float | None, _of_recipe("ema", "FLOAT")] = None
-    """Horizon of the exponential moving average of the weights, as a fraction of all steps; 0 turns it off."""
-    repeats: Annotated[int | None, _of_recipe("repeats", "INT")] = None
-    """Copies of each image per batch, each augmented differently."""
-    freeze: Annotated[Freeze | None, _of_recipe("freeze", "|".join(get_args(Freeze)))] = None
-    """What is not trained: `backbone` trains only the head."""
-    layer_decay: Annotated[float | None, _of_recipe("layer_decay", "FLOAT")] = None
-    """Layer-wise learning-rate decay: the factor from each block to the one before it; 1 turns it off."""
-    balance: Annotated[Switch, _of_recipe("balance", None)] = None
-    """Weight the classes so that each counts the same."""
-    flip: Annotated[Switch, _of_recipe("flip", None)] = None
-    """Random horizontal flips, except for `mnist` and `svhn`; turn them off if left and right matter."""
-    crop_padding: Annotated[float | None, _of_recipe("crop_padding", "FLOAT")] = None
-    """Padding before a random crop, in pixels, or as a fraction of the side if below 1."""
-    resized_crop: Annotated[tuple[float, float] | None, _of_recipe("resized_crop", "LOW HIGH")] = None
-    """Random resized crop: smallest and largest fraction of the image's area, as in 0.5 1."""
-    rotation: Annotated[float | None, _of_recipe("rotation", "FLOAT")] = None
-    """Maximum random rotation, as a fraction of a full turn."""
-    zoom: Annotated[float | None, _of_recipe("zoom", "FLOAT")] = None
-    """Maximum random zoom in or out, as a fraction of the side."""
-    policy: Annotated[Policy | None, _of_recipe("policy", "|".join(get_args(Policy)))] = None
-    """RandAugment, or one of the AutoAugment policies."""
-    magnitude: Annotated[float | None, _of_recipe("magnitude", "FLOAT")] = None
-    """Magnitude of RandAugment, 0 to 10."""
-    num_ops: Annotated[int | None, _of_recipe("num_ops", "INT")] = None
-    """Number of RandAugment operations per image."""
-    colour: Annotated[float | None, _of_recipe("colour", "FLOAT")] = None
-    """Colour jitter: maximum change of brightness, contrast and saturation, 0 to 1."""
-    mixup: Annotated[float | None, _of_recipe("mixup", "FLOAT")] = None
-    """Probability of Mixup per batch."""
-    cutmix: Annotated[float | None, _of_recipe("cutmix", "FLOAT")] = None
-    """Probability of CutMix per batch."""
-    alpha: Annotated[float | None, _of_recipe("alpha", "FLOAT")] = None
-    """Alpha of the Beta distribution that Mixup and CutMix sample from."""
-    erasing: Annotated[float | None, _of_recipe("erasing", "FLOAT")] = None
-    """Probability of random erasing per image."""
-    label_smoothing: Annotated[float | None, _of_recipe("label_smoothing", "FLOAT")] = None
-    """Label smoothing."""
-    fill: Annotated[Fill | None, _of_recipe("fill", "|".join(get_args(Fill)))] = None
-    """Fill of crops and policies beyond the border of an image."""
-
-    def apply(self, recipe: Recipe) -> Recipe:
-        given = {name: value for name, value in vars(self).items() if value is not None}
-        known = {option.name for option in fields(Recipe)}
-        augment = replace(recipe.augment, **{name: value for name, value in given.items() if name not in known})
-        return replace(recipe, augment=augment, **{name: value for name, value in given.items() if name in known})
-
-
-@dataclass(frozen=True)
-class MachineOptions:
-    """Devices, processes and memory. They do not change the result, except that `remat` draws dropout differently."""
-
-    device: Device = None
-    """Kind of device to compute on."""
-    mesh: Annotated[str | None, _optional("TEXT", "all devices share the images")] = None
-    """Devices for images and for weights, as in data=4,fsdp=2."""
-    coordinator: Text = None
-    """Address host:port of process 0, if several processes train one model."""
-    num_processes: Int = None
-    """Number of processes."""
-    process_id: Int = None
-    """Index of this process, from 0."""
-    accumulate: int = 1
-    """Number of parts of a batch whose gradients are accumulated, to save memory."""
-    remat: bool = False
-    """Recompute blocks in the backward pass instead of storing their activations: less memory, more time."""
-    dtype: Literal["float32", "bfloat16"] = "float32"
-    """Type of the computation; weights stay float32."""
-
-    def resume(self, started: "MachineOptions") -> "MachineOptions":
-        """The options of a resumed run: devices, mesh and processes may change, but nothing that changes the result."""
-        kept = {name: getattr(started, name) for name in ("accumulate", "remat", "dtype")}
-        default = MachineOptions()
-        for name, value in kept.items():
-            if (given := getattr(self, name)) not in (getattr(default, name), value):
-                raise ValueError(f"the run was started with {name}={value}, not {given}: leave out {name}")
-        return replace(self, **kept)
-
-
-@dataclass(frozen=True)
-class RunOptions:
-    """Folders and tracking."""
-
-    runs: Path = Path("runs")
-    """Folder in which run folders are created."""
-    name: Annotated[str | None, _optional("TEXT", "DATA-MODEL")] = None
-    """Name of the run folder."""
-    data_dir: Annotated[Path | None, _optional("PATH", "the user's cache")] = None
-    """Folder of known data sets; missing ones are downloaded to it."""
-    cache_dir: Annotated[Path | None, _optional("PATH", "RUNS/.cache")] = None
-    """Folder for decoded images."""
-    checkpoint_seconds: float = 60.0
-    """Time between two checkpoints."""
-    track: Annotated[tuple[Tracked, ...], _optional("tensorboard|mlflow|wandb ...")] = ()
-    """Also send metrics and settings to these trackers."""
 
 
 @runtime_checkable
@@ -198,37 +38,37 @@ class Traits(Protocol):
 class TrainConfig:
     data: Data = None
     """A folder of class folders, an .npz file, or a known data set; defaults to the embedded Fashion-MNIST subset."""
-    model: Annotated[str | None, _optional("TEXT", "by data and time")] = None
+    model: Annotated[str | None, argument("TEXT", "by data and time")] = None
     """A name from `smallvit models`; the prefix sl_ adds SPT and LSA."""
     fields: Fields = ()
     """Other fields of the model, as in dim=96 spt=false."""
-    drop_path: Annotated[float | None, _optional("FLOAT", "of the model")] = None
+    drop_path: Annotated[float | None, argument("FLOAT", "of the model")] = None
     """Drop path (stochastic depth): the probability that a block is skipped in training."""
-    init: Annotated[str | None, _optional("SOURCE", "random weights")] = None
+    init: Annotated[str | None, argument("SOURCE", "random weights")] = None
     """Start from trained weights: a run or model folder, a file of weights, timm:NAME or hf:REPO."""
     recipe: RecipeName = None
     """Training recipe; `default` adds augmentation by the number of epochs that fit."""
-    minutes: Annotated[float | None, _optional("FLOAT", f"{DEFAULT_MINUTES:g}, or the epochs of the recipe")] = None
+    minutes: Annotated[float | None, argument("FLOAT", f"{DEFAULT_MINUTES:g}, or the epochs of the recipe")] = None
     """Time for the whole run."""
     epochs: Float = None
     """Number of epochs, instead of a time."""
     patience: Int = None
     """Stop early after this many evaluations in a row without a gain in validation beyond chance."""
-    image_size: Annotated[int | tuple[int, int] | None, _optional("INT [INT]", "by the data")] = None
+    image_size: Annotated[int | tuple[int, int] | None, argument("INT [INT]", "by the data")] = None
     """Image size in pixels: one side, or height and width."""
     fit: Literal["crop", "pad"] = "crop"
     """How images of another aspect ratio are fitted: cropped to the centre, or padded with their mean colour."""
-    mean: Annotated[tuple[float, ...] | None, _optional("FLOAT ...", "of the images, or of --init")] = None
+    mean: Annotated[tuple[float, ...] | None, argument("FLOAT ...", "of the images, or of --init")] = None
     """Mean to subtract from pixels in 0 to 1, one number per channel."""
-    std: Annotated[tuple[float, ...] | None, _optional("FLOAT ...", "of the images, or of --init")] = None
+    std: Annotated[tuple[float, ...] | None, argument("FLOAT ...", "of the images, or of --init")] = None
     """Standard deviation to divide them by, one number per channel."""
     seed: int = 0
     """Random seed of the training."""
     split_seed: int = 0
     """Random seed of the validation and test split, if the data has none."""
-    labels: Annotated[Path | None, _optional("CSV", "labels.csv in DATA, if there are no class folders")] = None
+    labels: Annotated[Path | None, argument("CSV", "labels.csv in DATA, if there are no class folders")] = None
     """Table of the images in DATA: columns file and label, and optionally split and group."""
-    group: Annotated[str | None, _optional("COLUMN", "group")] = None
+    group: Annotated[str | None, argument("COLUMN", "group")] = None
     """Column of the table whose groups, such as patients, are never in two splits."""
     all_images: bool = False
     """Also train on the validation images. Keeps the last weights; validation metrics then mean nothing."""
@@ -353,9 +193,9 @@ class CompareConfig:
     """As for `smallvit train`."""
     fit: Literal["crop", "pad"] = "crop"
     """As for `smallvit train`."""
-    labels: Annotated[Path | None, _optional("CSV")] = None
+    labels: Annotated[Path | None, argument("CSV")] = None
     """As for `smallvit train`."""
-    group: Annotated[str | None, _optional("COLUMN")] = None
+    group: Annotated[str | None, argument("COLUMN")] = None
     """As for `smallvit train`."""
     out: Path = Path("comparison")
     """Folder for the runs and the table; a comparison that was stopped resumes there."""
@@ -387,43 +227,6 @@ def check_model(name: str) -> None:
         from smallvit.registry import preset
 
         preset(name)  # a model that the user registered, or an error
-
-
-Config = TypeVar("Config", TrainConfig, CompareConfig)
-
-
-def from_options(cls: type[Config], data: str | Path | None, options: Mapping[str, Any]) -> Config:
-    """A configuration from options by their command-line names, as in batch_size=64 or flip=False."""
-    groups = {"": cls, "in_recipe": RecipeOptions, "machine": MachineOptions, "run": RunOptions}
-    groups = {group: kind for group, kind in groups.items() if not group or group in get_type_hints(cls)}
-    homes = {name: (group, hint) for group, kind in groups.items() for name, hint in get_type_hints(kind).items()}
-    for hidden in ("own", "fold"):
-        homes.pop(hidden, None)
-    given: dict[str, dict[str, Any]] = {group: {} for group in groups}
-    for name, value in {"data": data, **options}.items():
-        name = SHORT.get(name, name)
-        if name not in homes:
-            known = [option for option in homes if option not in groups]
-            raise ValueError(f"unknown option {name!r}{did_you_mean(name, known) or '.'} Options: {', '.join(known)}")
-        group, hint = homes[name]
-        given[group][name] = _fitted(value, (tuple,) if get_origin(hint) is tuple else get_args(hint) or (hint,))
-    top = given.pop("")
-    return cls(**{group: groups[group](**values) for group, values in given.items()} | top)
-
-
-def _fitted(value: Any, kinds: tuple[Any, ...]) -> Any:
-    """Converts the value to the option's type: paths from text, floats from integers, tuples from lists and dicts."""
-    if float in kinds and type(value) is int:
-        return float(value)
-    if Path in kinds and isinstance(value, str):
-        return Path(value)
-    if isinstance(value, Mapping):
-        return tuple(f"{name}={json.dumps(item)}" for name, item in value.items())
-    if kinds == (tuple,) and isinstance(value, str):
-        return (value,)
-    if isinstance(value, list):
-        return ",".join(value) if str in kinds else tuple(value)
-    return str(value) if str in kinds and isinstance(value, Path) else value
 
 
 def _with_tuples(stored: dict[str, Any]) -> dict[str, Any]:

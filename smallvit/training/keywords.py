@@ -1,23 +1,21 @@
 """`smallvit.train` and `smallvit.compare`: the options of the commands as keywords."""
 
 import inspect
-from collections.abc import Iterable
+import json
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 from smallvit.common.env import use_device
+from smallvit.common.words import did_you_mean
 from smallvit.runs.folder import fold_folders
 from smallvit.training import comparison, crossvalidation, loop
 from smallvit.training.callbacks import Callback
-from smallvit.training.config import (
-    CompareConfig,
-    MachineOptions,
-    RecipeOptions,
-    RunOptions,
-    TrainConfig,
-    from_options,
-)
+from smallvit.training.config import CompareConfig, TrainConfig
+from smallvit.training.options import SHORT, MachineOptions, RecipeOptions, RunOptions
 from smallvit.training.own import Augmentation, Loss, Optimiser, Own
+
+Config = TypeVar("Config", TrainConfig, CompareConfig)
 
 
 def train(
@@ -67,6 +65,40 @@ def compare(data: str | Path | CompareConfig | None = None, **options: Any) -> l
     config = data if isinstance(data, CompareConfig) else from_options(CompareConfig, data, options)
     use_device(config.machine.device, alone=config.machine.coordinator is None)
     return comparison.compare(config)
+
+
+def from_options(cls: type[Config], data: str | Path | None, options: Mapping[str, Any]) -> Config:
+    """A configuration from options by their command-line names, as in batch_size=64 or flip=False."""
+    groups = {"": cls, "in_recipe": RecipeOptions, "machine": MachineOptions, "run": RunOptions}
+    groups = {group: kind for group, kind in groups.items() if not group or group in get_type_hints(cls)}
+    homes = {name: (group, hint) for group, kind in groups.items() for name, hint in get_type_hints(kind).items()}
+    for hidden in ("own", "fold"):
+        homes.pop(hidden, None)
+    given: dict[str, dict[str, Any]] = {group: {} for group in groups}
+    for name, value in {"data": data, **options}.items():
+        name = SHORT.get(name, name)
+        if name not in homes:
+            known = [option for option in homes if option not in groups]
+            raise ValueError(f"unknown option {name!r}{did_you_mean(name, known) or '.'} Options: {', '.join(known)}")
+        group, hint = homes[name]
+        given[group][name] = _fitted(value, (tuple,) if get_origin(hint) is tuple else get_args(hint) or (hint,))
+    top = given.pop("")
+    return cls(**{group: groups[group](**values) for group, values in given.items()} | top)
+
+
+def _fitted(value: Any, kinds: tuple[Any, ...]) -> Any:
+    """Converts the value to the option's type: paths from text, floats from integers, tuples from lists and dicts."""
+    if float in kinds and type(value) is int:
+        return float(value)
+    if Path in kinds and isinstance(value, str):
+        return Path(value)
+    if isinstance(value, Mapping):
+        return tuple(f"{name}={json.dumps(item)}" for name, item in value.items())
+    if kinds == (tuple,) and isinstance(value, str):
+        return (value,)
+    if isinstance(value, list):
+        return ",".join(value) if str in kinds else tuple(value)
+    return str(value) if str in kinds and isinstance(value, Path) else value
 
 
 def _signature(function: Any, config: type, *groups: type) -> inspect.Signature:

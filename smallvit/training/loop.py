@@ -70,7 +70,7 @@ def train(
     join(config.machine)
     stopping = watch_signals(config.resume)
     keep_compiled()
-    say = Reporter(quiet=jax.process_index() != 0)
+    report = Reporter(quiet=jax.process_index() != 0)
     folder, from_scratch = config.resume, config.from_scratch
     if folder is not None:
         begun = TrainConfig.from_json(open_run(folder))
@@ -81,7 +81,7 @@ def train(
         check_name(config.run.runs, config.run.name)
     watching = [*(TRACKERS[name]() for name in config.run.track), *callbacks]
     check_callbacks(watching)
-    config, data, spec, trainer, given = prepare(config, own, say, new=folder is None)
+    config, data, spec, trainer, given = prepare(config, own, report, new=folder is None)
     plan = read_plan(folder, trainer) if folder is not None else None  # all processes use that of the first
     plan = plan or make_plan(config, trainer, started)
     if folder is None:  # only now, so that a user's mistake leaves no folder behind
@@ -93,32 +93,36 @@ def train(
 
     runtime_log = folder / f"runtime-{jax.process_index()}.txt"
     with leaving_together(runtime_log), locked(folder) if jax.process_index() == 0 else nullcontext():
-        say.open_log(folder / LOG)
-        say(f"run folder {folder}")
+        report.open_log(folder / LOG)
+        report(f"run folder {folder}")
         store_plan(folder, plan)
-        say(f"{plan.steps:,} steps, which are {plan.epochs:.1f} epochs")
+        report(f"{plan.steps:,} steps, which are {plan.epochs:.1f} epochs")
         checkpoints = Checkpoints(folder / CHECKPOINTS)
-        found = checkpoints.restore(trainer.abstract_state, say, from_scratch=from_scratch)
+        found = checkpoints.restore(trainer.abstract_state, report, from_scratch=from_scratch)
         if found is None:
             if config.init is not None and given is None:  # stopped before its first checkpoint
-                given = starting_weights(read_start(config.init), spec, data, say)
+                given = starting_weights(read_start(config.init), spec, data, report)
             state, history = trainer.init(given), History()
         else:
             state, history = found[0], History(**found[1])
-            say(f"resuming at step {history.step:,} of {plan.steps:,}")
+            report(f"resuming at step {history.step:,} of {plan.steps:,}")
         patience = [] if config.patience is None else [Patience(config.patience, len(data.val))]
-        told = Callbacks([*watching, *patience] if jax.process_index() == 0 else [])
-        training = Training(config, folder, trainer, spec, plan, checkpoints, say, told, started - history.seconds)
+        listeners = Callbacks([*watching, *patience] if jax.process_index() == 0 else [])
+        training = Training(
+            config, folder, trainer, spec, plan, checkpoints, report, listeners, started - history.seconds
+        )
         result: dict[str, Any] | None = None
-        told.begin(Run(folder, spec.name, data.name, config.to_json(), plan.steps, history.step, say))
+        listeners.begin(Run(folder, spec.name, data.name, config.to_json(), plan.steps, history.step, report))
         try:
             with stopping.at_a_step():
                 training.run(state, history, stopping)
             if jax.process_index() == 0:
                 clock, parameters = training.clock, trainer.parameters
-                result = finish(folder, config, data, history.rows, history.kept, parameters, clock, say, own.augment)
+                result = finish(
+                    folder, config, data, history.rows, history.kept, parameters, clock, report, own.augment
+                )
         finally:
-            told.end(result)
+            listeners.end(result)
         barrier("finished")
         return {"folder": str(folder), **(result or {})}
 
@@ -131,7 +135,7 @@ class Training:
     spec: Spec
     plan: Plan
     checkpoints: Checkpoints
-    say: Reporter
+    report: Reporter
     callbacks: Callbacks
     started: float
     evaluating: float = 0.0  # seconds of the last evaluation
@@ -146,7 +150,7 @@ class Training:
         before: Metrics | None = None
         step, saved, begun = history.step, time.monotonic(), time.monotonic()
         since = (step, self.clock())
-        with Bar(self.say, self.plan) as bar:
+        with Bar(self.report, self.plan) as bar:
             while step < (until or self.plan.steps) and not history.stopped:
                 pace = self.plan.pace(self.trainer.recipe, step)
                 state, metrics = self.trainer.step(state, step, pace)
@@ -189,7 +193,7 @@ class Training:
         """Whether a callback of the first process stops the run here; the same in all processes."""
         by = broadcast_choice(lambda: self.callbacks.evaluation(history.rows))
         if by:
-            self.say(
+            self.report(
                 f"ended early by {by}, at step {history.step:,} of {self.plan.steps:,}: the learning rate is at "
                 f"{float(pace.rate):.0%} of its peak, and the model is the best one so far"
             )

@@ -88,8 +88,8 @@ def _as_matrices(params: PyTree) -> PyTree:
 def _orthogonal(updates: PyTree, _: PyTree) -> PyTree:
     """Makes normalised matrices nearly orthogonal by Newton-Schulz steps, as in optax.
 
-    A step multiplies x by a polynomial of x x'. All of them commute, so that the steps need x x' alone, which is small,
-    and x is multiplied by their product once: half of the work. Matrices with equally many rows are stacked, and the
+    A step multiplies x by a polynomial of x x'. These commute, so the steps only need x x', which is small, and x is
+    multiplied by their product once: half of the work. Matrices with equally many rows are stacked, and the
     steps are a loop, which compiles faster. The update of a matrix with more outputs than inputs is scaled up, so that
     its output changes as much.
     """

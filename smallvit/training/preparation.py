@@ -28,7 +28,7 @@ class Prepared(NamedTuple):
     given: dict[str, np.ndarray] | None  # initial weights, unless they are random
 
 
-def prepare(config: TrainConfig, own: Own, say: Reporter, *, new: bool) -> Prepared:
+def prepare(config: TrainConfig, own: Own, report: Reporter, *, new: bool) -> Prepared:
     """Reads the data, chooses what a new run leaves open, and compiles while the images are decoded."""
     start, lines = None, []
     if new and config.init is not None:
@@ -36,29 +36,29 @@ def prepare(config: TrainConfig, own: Own, say: Reporter, *, new: bool) -> Prepa
         config, lines = start.settle(config)
     scanned = scan(config)
     for line in (*scanned.blank.notes, *lines):
-        say(line)
+        report(line)
     if new:
         if config.model is not None and config.image_size is None:
-            config, scanned = fit_size(config, scanned, say)
+            config, scanned = fit_size(config, scanned, report)
         config, reason = choose(config, scanned.blank)
         if reason:
-            say(reason)
+            report(reason)
     blank = scanned.blank
     spec = Spec(config.model or "", len(blank.classes), blank.preprocess.size, config.model_fields)
-    trainer = _trainer(config, blank, spec, own, say)
-    given = None if start is None else starting_weights(start, spec, blank, say)
+    trainer = _trainer(config, blank, spec, own, report)
+    given = None if start is None else starting_weights(start, spec, blank, report)
     compiled = trainer.compile()
     data = scanned.decode()
     if data.names != blank.names:
-        say("some files turned out to be broken when they were decoded; without them:")
+        report("some files turned out to be broken when they were decoded; without them:")
     for line in data.notes:
         if line not in blank.notes:
-            say(line)
+            report(line)
     if not trainer.takes(data):
-        trainer = _trainer(config, data, spec, own, say)
+        trainer = _trainer(config, data, spec, own, report)
         compiled = trainer.compile()
     trainer.data = data
-    say(f"compiled in {duration(compiled())}")
+    report(f"compiled in {duration(compiled())}")
     return Prepared(config, data, spec, trainer, given)
 
 
@@ -89,14 +89,14 @@ def _as_asked(config: TrainConfig, data: Dataset) -> Dataset:
     return data.normalised(config.mean, config.std)
 
 
-def starting_weights(start: Start, spec: Spec, data: Dataset, say: Reporter) -> dict[str, np.ndarray]:
+def starting_weights(start: Start, spec: Spec, data: Dataset, report: Reporter) -> dict[str, np.ndarray]:
     preprocess = data.preprocess
     arrays, line = start.arrays(spec.create(), (*preprocess.size, preprocess.channels), data.classes)
-    say(line)
+    report(line)
     return arrays
 
 
-def fit_size(config: TrainConfig, scanned: Scanned, say: Reporter) -> tuple[TrainConfig, Scanned]:
+def fit_size(config: TrainConfig, scanned: Scanned, report: Reporter) -> tuple[TrainConfig, Scanned]:
     """Resizes the images if the model does not support their size."""
     data = scanned.blank
     height, width = data.preprocess.size
@@ -108,7 +108,7 @@ def fit_size(config: TrainConfig, scanned: Scanned, say: Reporter) -> tuple[Trai
     size = fitting_size(try_out, (height, width))
     if size == (height, width):
         return config, scanned
-    say(
+    report(
         f"{config.model} does not take images of {height} x {width}: they are resized to {size[0]} x {size[1]} "
         "(--image-size sets another size)"
     )
@@ -116,15 +116,15 @@ def fit_size(config: TrainConfig, scanned: Scanned, say: Reporter) -> tuple[Trai
     return config, scan(config)
 
 
-def _trainer(config: TrainConfig, data: Dataset, spec: Spec, own: Own, say: Reporter) -> Trainer:
+def _trainer(config: TrainConfig, data: Dataset, spec: Spec, own: Own, report: Reporter) -> Trainer:
     recipe, mesh = config.recipe_for(data), make_mesh(config.machine.mesh)
     if not data.mirrors and not recipe.augment.flip:
-        say(f"images are not flipped: left and right matter in {data.name} (--flip enables it)")
+        report(f"images are not flipped: left and right matter in {data.name} (--flip enables it)")
     parts = mesh.size * config.machine.accumulate * recipe.repeats
     batch_size = recipe.batch_size
     if batch_size > len(data.train):
         batch_size = max(len(data.train) // parts, 1) * parts
-        say(f"batches of {batch_size}: there are only {len(data.train)} images to train on")
+        report(f"batches of {batch_size}: there are only {len(data.train)} images to train on")
     if batch_size % parts:
         raise ValueError(
             f"batch size {batch_size} must be divisible by {mesh.size} devices x accumulate="
@@ -143,7 +143,7 @@ def _trainer(config: TrainConfig, data: Dataset, spec: Spec, own: Own, say: Repo
         own=own,
     )
     height, width = data.preprocess.size
-    say(
+    report(
         f"{spec.name}: {trainer.parameters:,} parameters, images {height} x {width} x {data.preprocess.channels}, "
         f"batches of {batch_size}, recipe {config.recipe_name}, {mesh.size} x {jax.default_backend()}"
     )

@@ -158,8 +158,8 @@ def make_step(
         others = jax.tree.map(partial(_grown, state.step, accumulate), state.others, others)
         updates, moments = optimiser.update(grads, state.moments, state.params)
         decays = jax.tree.map(lambda _: True, state.params) if recipe.decay_all else kernels(state.params)
-        each = scales or jax.tree.map(lambda _: 1.0, state.params)
-        params = jax.tree.map(partial(_moved, pace), state.params, updates, decays, each)
+        factors = scales or jax.tree.map(lambda _: 1.0, state.params)
+        params = jax.tree.map(partial(_moved, pace), state.params, updates, decays, factors)
         average = state.average
         if average:
             # Shorter at first, so that the average forgets the initial weights.

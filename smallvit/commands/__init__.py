@@ -1,0 +1,1 @@
+"""The commands of `smallvit`: each calls the library and prints. Heavy modules are imported when one runs."""
