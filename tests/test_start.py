@@ -178,10 +178,12 @@ def test_weights_of_another_library(tmp_path: Path):
     given = TrainConfig(model="vit_tiny_patch16")
     config, lines = read_start(str(folder / "model.safetensors")).settle(given)
     assert (config.image_size, config.mean, config.std) == ((224, 224), *IMAGENET)
+    assert "resized to 224 x 224, the size of vit_tiny_patch16, since the source has none" in lines[0]
     assert "those of ImageNet" in lines[1]
     facts = {"architecture": "vit", "pretrained_cfg": {"mean": [0.5] * 3, "std": [0.2] * 3, "input_size": [3, 16, 24]}}
     (folder / "config.json").write_text(json.dumps(facts))
-    config, _ = read_start(str(folder / "model.safetensors")).settle(given)
+    config, lines = read_start(str(folder / "model.safetensors")).settle(given)
+    assert f"resized to 16 x 24, the size of {folder / 'model.safetensors'}" in lines[0]
     assert (config.image_size, config.mean, config.std) == ((16, 24), (0.5,) * 3, (0.2,) * 3)
     assert TrainConfig.from_json(config.to_json()) == config
     said = replace(given, mean=(0.0,) * 3, std=(1.0,) * 3, image_size=32)
