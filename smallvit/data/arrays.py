@@ -158,8 +158,10 @@ def _checked_classes(classes: np.ndarray | None, highest: int, n: int, path: Pat
         raise ValueError(f"{path}: classes must be a list of names, not {classes.dtype} of shape {classes.shape}")
     else:
         names = [name.decode() if isinstance(name, bytes) else str(name) for name in classes.tolist()]
-    if len(set(names)) != len(names) or len(names) < 2:
-        raise ValueError(f"{path} has {len(set(names))} different names for {len(names)} classes: it needs at least 2")
+    if len(names) < 2:
+        raise ValueError(f"{path} has fewer than 2 classes")
+    if len(set(names)) != len(names):
+        raise ValueError(f"{path} has {len(set(names))} different names for {len(names)} classes: each needs its own")
     if highest >= len(names):
         raise ValueError(f"{path} has the label {highest} but only {len(names)} classes: labels start at 0")
     return names
