@@ -48,6 +48,11 @@ def test_given_splits(tmp_path: Path):
     assert data.val.names[3] == "val[3]"
 
 
+def test_classes_without_training_images_are_named(tmp_path: Path):
+    arrays = dict(train_images=IMAGES, train_labels=2 * LABELS, val_images=IMAGES, val_labels=LABELS)
+    assert "warning: train has no images of 1, 3, 5" in load_data(saved(tmp_path, **arrays)).notes
+
+
 def test_another_size(tmp_path: Path):
     data = load_data(saved(tmp_path, images=IMAGES, labels=LABELS), image_size=4, fit="pad")
     assert data.train.images.shape == (32, 4, 4, 3)

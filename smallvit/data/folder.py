@@ -320,7 +320,7 @@ def _duplicates(folder: Path, parts: dict[str, list[Found]]) -> list[str]:
     for part, entries in parts.items():
         pairs = [(trained[e.content], e) for e in entries if e.content in trained and part != "train"]
         if pairs:
-            names = [f"{_name(folder, a)} = {_name(folder, b)}" for a, b in pairs]
+            names = [f"{_name(folder, b)} = {_name(folder, a)}" for a, b in pairs]
             notes.append(f"warning: {count(pairs, 'image')} of {part} also in train: {some(names)}")
     first: dict[str, Found] = {}
     clashes = []
