@@ -20,7 +20,7 @@ from smallvit.common.paths import by_path
 from smallvit.convert.load import fit_weights, head_paths
 from smallvit.data import Dataset, Preprocess, Split, load_data
 from smallvit.layers import resample_table
-from smallvit.runs.saved import Spec, save_model
+from smallvit.runs.saved import Spec, from_pretrained, save_model
 from smallvit.training import RECIPES, Recipe, RecipeOptions, TrainConfig, loop, preparation
 from smallvit.training.callbacks import Callback
 from smallvit.training.mesh import make_mesh
@@ -159,6 +159,9 @@ def test_another_image_size_keeps_the_patches_of_the_source(tmp_path: Path):
     model = create_model("vit_tiny_data", num_classes=3, image_size=24, **config.model_fields)
     arrays, _ = source.arrays(model, (24, 24, 3), COLOURS)
     assert arrays["params/positions/grid"].shape == (8, 8, 16)
+    again = from_pretrained(saved(tmp_path / "larger", Spec("vit_tiny_data", 3, (24, 24), config.model_fields)))
+    assert again.spec.fields == config.model_fields
+    hash(again.model)  # a field that is a list would raise
     with pytest.raises(ValueError, match=r"is a vit_tiny_data, not a swin_tiny: leave out --model"):
         source.settle(TrainConfig(model="swin_tiny"))
     wide, _ = source.settle(TrainConfig(fields=("dim=32",)))
