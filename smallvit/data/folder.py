@@ -65,7 +65,7 @@ def scan_folder(
 
     def load(found: list[Found], unreadable: list[str], *, blank: bool) -> Dataset:
         _check(folder, classes, found, unreadable)
-        channels, depth, kind = _kind(found)
+        channels, depth, kind = _kind(folder, found)
         size = image_size or choose_size((f.size for f in found), np.array([min(f.size) for f in found]))
         parts, how = _split(found, classes, seed, grouped_by, fold)
         rows = [entry for part in parts.values() for entry in part]
@@ -134,6 +134,8 @@ def load_test_folder(
             labels = np.array([entry.label for entry in found], np.int32)
             names = [_name(folder, entry) for entry in found]
             notes = [*_unreadable_note(folder, unreadable), *_missing_classes(classes, {part: found})]
+            if preprocess.depth == 8 and (deep := [entry for entry in found if entry.deep]):
+                notes.append(f"warning: {count(deep, 'image')} of 16 bits converted to 8, which the model takes")
             return part, Split(images, labels, names), notes
         unreadable += images.values()
         found = [entry for row, entry in enumerate(found) if row not in images]
@@ -218,15 +220,19 @@ def _decoded(
         raise ValueError(f"cannot read {error.filename}: {error.strerror}") from None
 
 
-def _kind(found: Sequence[Found]) -> tuple[int, int, list[str]]:
+def _kind(folder: Path, found: Sequence[Found]) -> tuple[int, int, list[str]]:
     """The number of channels, the bits per channel, and notes about unusual ones."""
     depth = 16 if all(entry.deep for entry in found) else 8
     frames = {entry.frames for entry in found}
     notes = []
     if depth == 8 and any(entry.deep for entry in found):
-        notes.append(f"only {sum(entry.deep for entry in found):,} images have 16 bits: all are converted to 8")
+        others = [_name(folder, entry) for entry in found if not entry.deep]
+        deep = count(range(len(found) - len(others)), "image")
+        notes.append(f"warning: {deep} of 16 bits converted to 8, since others have 8: {some(others)}")
     if len(frames) > 1:
-        notes.append(f"TIFF stacks have from {min(frames)} to {max(frames)} frames: only the first one is used")
+        notes.append(
+            f"warning: TIFF stacks have from {min(frames)} to {max(frames)} frames: only the first one is used"
+        )
         frames = {1}
     (channels,) = frames
     if channels > 1:
