@@ -123,15 +123,8 @@ class Evaluation:
         before = self.uncalibrated.probabilities.max(axis=1) if self.temperature != 1 else None
         plots.save(plots.confusion(self.scores.confusion, self.classes), folder / "confusion.png")
         plots.save(plots.reliability(confidence, predicted == true, before=before), folder / "reliability.png")
-        wrong = plots.worst_mistakes(true, predicted, confidence)
-        figure = plots.mistakes(
-            self.split.images[wrong],
-            true[wrong],
-            predicted[wrong],
-            confidence[wrong],
-            self.classes,
-            [self.split.names[int(i)] for i in wrong],
-        )
+        split = self.split
+        figure = plots.mistakes(split.images, true, predicted, confidence, self.classes, split.names)
         plots.save(figure, folder / "worst-mistakes.png")
         write_bytes(folder / MISTAKES, as_csv(self.mistakes).encode(errors="surrogateescape"))
 

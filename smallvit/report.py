@@ -30,7 +30,7 @@ FIGURES = {
     ),
     "mistakes": (
         "The worst mistakes",
-        "The most confident wrong predictions, in red, above the true label. "
+        "The most confident wrong predictions, in red, above the label. "
         "Some images may be mislabelled: check these first. mistakes.csv has them all.",
     ),
     "attention": (

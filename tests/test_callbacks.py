@@ -129,6 +129,8 @@ def test_own_functions_are_checked(tmp_path: Path, photos: Path):
         Own(loss=lambda logits, targets: logits).check((), "runs/a")
     with pytest.raises(ValueError, match=r"your loss has shape \(\): it must return one number per image"):
         smallvit.train(photos, **TINY, epochs=1, runs=tmp_path, loss=lambda logits, targets: logits.mean())
+    with pytest.raises(ValueError, match="your optimiser returns 3: it must return an optax transformation"):
+        smallvit.train(photos, **TINY, epochs=1, runs=tmp_path, optimiser=lambda rate: 3)
     with pytest.raises(ValueError, match=r"your augment turns images of shape \(16, 12, 12, 3\) into"):
         smallvit.train(photos, **TINY, epochs=1, runs=tmp_path, augment=lambda key, images: images[:, :6])
     with pytest.raises(ValueError, match=r"must be an instance of smallvit.Callback"):

@@ -63,6 +63,7 @@ assert not {{"jax", "flax", "orbax", "matplotlib"}} & sys.modules.keys()
         "trian": "did you mean 'train'? `smallvit --help` lists all commands",
     }.get(args[0], "--batch-size")
     assert printed in run.stdout + run.stderr
+    assert ("─ recipe options ─" in run.stdout) == (args == ["train", "--help"])
     assert ("code 2" in run.stdout) == (args[0] == "trian" or "--batchsize" in args)
 
 

@@ -48,6 +48,11 @@ def test_given_splits(tmp_path: Path):
     assert data.val.names[3] == "val[3]"
 
 
+def test_classes_without_training_images_are_named(tmp_path: Path):
+    arrays = dict(train_images=IMAGES, train_labels=2 * LABELS, val_images=IMAGES, val_labels=LABELS)
+    assert "warning: train has no images of 1, 3, 5" in load_data(saved(tmp_path, **arrays)).notes
+
+
 def test_another_size(tmp_path: Path):
     data = load_data(saved(tmp_path, images=IMAGES, labels=LABELS), image_size=4, fit="pad")
     assert data.train.images.shape == (32, 4, 4, 3)
@@ -76,7 +81,7 @@ BAD = {
     "too high": (dict(images=IMAGES, labels=LABELS, classes=["a", "b", "c"]), r"the label 3 but only 3 classes"),
     "far too high": (dict(images=IMAGES, labels=LABELS * 10**8), r"40 images but the label 300000000"),
     "gap": (dict(images=IMAGES, labels=LABELS * 2), r"class '1' has 0 images to train and validate on"),
-    "one class": (dict(images=IMAGES, labels=LABELS * 0), r"1 classes: it needs at least 2"),
+    "one class": (dict(images=IMAGES, labels=0 * LABELS), "has fewer than 2 classes"),
     "same names": (dict(images=IMAGES, labels=LABELS, classes=list("abca")), r"3 different names for 4 classes"),
     "numbered names": (dict(images=IMAGES, labels=LABELS, classes=np.arange(4)), r"classes must be a list of names"),
     "pickle": (dict(images=IMAGES, labels=np.array([{}, None], object)), r"cannot read .*set\.npz as an \.npz file"),

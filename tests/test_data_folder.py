@@ -180,8 +180,8 @@ def test_duplicates_are_named(tmp_path: Path, cache: Path):
     (folder / "val/a/copy.png").write_bytes(same)
     (folder / "test/b/copy.png").write_bytes(same)
     notes = load_data(folder, cache_dir=cache).notes
-    assert "warning: 1 image of val also in train: train/a/1.png = val/a/copy.png" in notes
-    assert "warning: 1 image of test also in train: train/a/1.png = test/b/copy.png" in notes
+    assert "warning: 1 image of val also in train: val/a/copy.png = train/a/1.png" in notes
+    assert "warning: 1 image of test also in train: test/b/copy.png = train/a/1.png" in notes
     assert "warning: 1 image in two classes: train/a/1.png = test/b/copy.png" in notes
     assert not any("warning" in note for note in load_data(make(tmp_path / "x", a=3, b=3), cache_dir=cache).notes)
 

@@ -105,11 +105,13 @@ def test_folders(tmp_path: Path):
     stack(tmp_path / "stacks/low/3.tif", np.zeros((2, 12, 12), np.uint8))
     mixed = load_data(tmp_path / "stacks", cache_dir=tmp_path / "cache")
     assert mixed.preprocess.channels == 1
-    assert "TIFF stacks have from 2 to 4 frames: only the first one is used" in mixed.notes
+    assert "warning: TIFF stacks have from 2 to 4 frames: only the first one is used" in mixed.notes
     Image.fromarray(np.zeros((12, 12), np.uint8)).save(tmp_path / "deep/low/8bit.png")
     mixed = load_data(tmp_path / "deep", cache_dir=tmp_path / "cache")
     assert mixed.preprocess.depth == 8
-    assert "only 40 images have 16 bits: all are converted to 8" in mixed.notes
+    assert "warning: 40 images of 16 bits converted to 8, since others have 8: low/8bit.png" in mixed.notes
+    held_out = load_held_out(tmp_path / "deep", mixed.classes, mixed.preprocess)
+    assert "warning: 40 images of 16 bits converted to 8, which the model takes" in held_out.notes
 
 
 def arrays(path: Path, channels: int, dtype: type, n: int = 40) -> Path:

@@ -175,7 +175,7 @@ def test_what_compression_costs_is_said():
     after = {"top1": 70.0, "images_per_second": 50.0, "bytes": 2**18}
     lines = compression.describe({"part": "test", "images": 50, "float32": before, "compressed": after})
     assert lines[0] == "accuracy 80.00 -> 70.00 % on 50 test images"
-    assert lines[3].startswith("warning: this costs 10.0 points of accuracy")
+    assert lines[3].startswith("warning: this costs 10.0 points of accuracy, 5 of 50 images;")
     assert lines[4].startswith("not faster on this machine")
     assert len(compression.describe({"part": "test", "images": 50, "float32": after, "compressed": before})) == 3
 

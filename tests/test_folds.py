@@ -1,10 +1,12 @@
 """Cross-validation: folds, their runs, the ensemble of their models, likely label errors."""
 
 import csv
+import io
 import json
 import shutil
 import signal
 from collections.abc import Iterator
+from contextlib import redirect_stdout
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -199,7 +201,10 @@ def folder(stopped: Path) -> Path:
     with pytest.raises(ValueError, match="was started without your own loss: leave it out"):
         smallvit.train(resume=stopped, loss=lambda logits, targets: logits[:, 0])
     first = (stopped / "fold-1/model/model.safetensors").stat().st_mtime_ns
-    result = smallvit.train(resume=stopped)
+    with redirect_stdout(io.StringIO()) as printed:
+        result = smallvit.train(resume=stopped)
+    assert "warning: only 72 out-of-fold images: the true accuracy is somewhere" in printed.getvalue()
+    assert f"{result['label_errors']} images with a label that was not predicted" in printed.getvalue()
     assert result == {"folder": str(stopped), **read_json(stopped / "folds.json")}
     assert (stopped / "fold-1/model/model.safetensors").stat().st_mtime_ns == first
     return stopped

@@ -88,6 +88,7 @@ def test_the_model_card(run: Path, part: str, tmp_path: Path):
     assert "# sl_vit_tiny_data, 3 classes" in card
     assert "| validation | 81.25 % |" in card
     assert "| test |" not in card
+    assert "from scratch" not in card  # nor is it known: a run may have started from trained weights
     assert 'smallvit.load("me/pets")' in card
     assert json.loads(card.split("```json\n")[1].split("\n```")[0]) == list(CLASSES)
     assert "RGB, padded with its mean colour and resized to 8 x 12" in card

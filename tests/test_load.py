@@ -57,6 +57,7 @@ class Variable(NamedTuple):
 
 
 def test_a_saved_model_of_keras(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    (tmp_path / "saved_model.pb").touch()
     monkeypatch.setitem(sys.modules, "tensorflow", SavedModel(FIXTURES / "keras_saved_model.npz"))
     model = KerasViT(**KERAS, spt=True, lsa=True)
     with pytest.warns(UserWarning, match=r"normalises images inside the model: pass in \(image - \[0\.89\d*, "):
@@ -110,11 +111,26 @@ def test_what_does_not_fit_is_listed(timm_state, tmp_path: Path):
     [
         ("nowhere.safetensors", "nowhere.safetensors does not exist"),
         (__file__, "ends in '.py': give a .safetensors"),
+        (str(FIXTURES), "fixtures is no run or model folder and no SavedModel of Keras: give one, or a file"),
     ],
 )
 def test_wrong_sources(source: str, message: str):
     with pytest.raises(ValueError, match=message):
         load_weights(ViT(**SIZES), source)
+
+
+@pytest.mark.parametrize("name", ["m.safetensors", "m.npz", "m.h5", "m.pth"])
+def test_a_damaged_file_is_named(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    def load(path: Path, map_location: str, weights_only: bool) -> dict[str, object]:
+        raise EOFError("Ran out of input")
+
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(__version__="2.10.0", load=load))
+    path = tmp_path / name
+    path.write_bytes(b"half of a download")
+    with pytest.raises(
+        ValueError, match=rf"^cannot read \S*{name} \(.+\): it is incomplete, or not a file of weights$"
+    ):
+        load_weights(ViT(**SIZES), path)
 
 
 @pytest.mark.parametrize(
@@ -125,6 +141,7 @@ def test_a_missing_package_is_named(source: str, package: str, tmp_path: Path, m
     monkeypatch.setitem(sys.modules, package, None)
     monkeypatch.chdir(tmp_path)
     Path("m.pth").touch()
+    Path("saved_model.pb").touch()
     with pytest.raises(ValueError, match=f"needs {package}: pip install ('smallvit.hub.'|{package})$"):
         load_weights(ViT(**SIZES), source)
 

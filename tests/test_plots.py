@@ -1,6 +1,7 @@
 """Every figure can be drawn from the smallest and largest inputs, and has the right text."""
 
 import os
+from pathlib import Path
 
 import matplotlib
 import numpy as np
@@ -9,7 +10,10 @@ from matplotlib.figure import Figure
 from PIL import Image
 
 from smallvit import plots
+from smallvit.data import Split
+from smallvit.evaluation import Evaluation
 from smallvit.plots.scores import without_short_end
+from smallvit.training.crossvalidation import draw_label_errors, rank_label_errors
 
 RNG = np.random.default_rng(0)
 
@@ -81,7 +85,11 @@ def test_mistakes_are_the_most_confident_wrong_ones():
     assert list(plots.worst_mistakes(true, predicted, probability)) == [3, 1]
     text = words(plots.mistakes(images(4), true, predicted, probability, ["cat", "dog"]))
     assert text.index("dog 90%") < text.index("cat 60%")
+    assert "label: cat" in text
     assert "99%" not in text
+    rows = np.array([1, 3])
+    text = words(plots.mistakes(images(4), true, predicted, probability, ["cat", "dog"], rows=rows))
+    assert text.index("cat 60%") < text.index("dog 90%")
 
 
 def test_mistakes_are_limited(tmp_path):
@@ -109,6 +117,29 @@ def test_calibration_before_and_after():
 def test_no_mistakes_is_said():
     label = np.zeros(5, int)
     assert "No mistakes: all 5 images" in words(plots.mistakes(images(5), label, label, RNG.random(5), ["a"]))
+
+
+def evaluation(logits: list[list[float]], labels: list[int]) -> Evaluation:
+    split = Split(images(len(labels)), np.array(labels, np.int32), [f"{i}.jpg" for i in range(len(labels))])
+    return Evaluation("vit", "pets", "test", ("cat", "dog", "owl"), split, np.array(logits), 1.0, 1.0, 1, "cpu", ())
+
+
+def test_an_evaluation_without_mistakes_counts_its_images(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    drawn = {}
+    monkeypatch.setattr(plots, "save", lambda figure, path: drawn.update({path.name: words(figure)}))
+    evaluation([[9.0, 0.0, 0.0], [0.0, 9.0, 0.0]], [0, 1]).draw(tmp_path)
+    assert "No mistakes: all 2 images were classified correctly." in drawn["worst-mistakes.png"]
+
+
+def test_label_errors_are_pictured_in_the_order_of_their_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    drawn = []
+    monkeypatch.setattr(plots, "save", lambda figure, path: drawn.append(words(figure)))
+    found = evaluation([[2.0, 0.0, 2.5], [3.0, 0.0, 3.1], [9.0, 0.0, 0.0]], [0, 1, 0])
+    order = rank_label_errors(found.scores.probabilities, found.split.labels)
+    assert list(order) == [1, 0]  # by the probability of the label; the prediction is surer of the other
+    assert found.scores.probabilities.max(axis=1)[0] > found.scores.probabilities.max(axis=1)[1]
+    draw_label_errors(tmp_path / "label-errors.png", found, order)
+    assert drawn[0].index("1.jpg") < drawn[0].index("0.jpg")
 
 
 @pytest.mark.parametrize("count, channels", [(1, 1), (3, 3), (11, 3)])

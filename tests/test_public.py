@@ -46,6 +46,7 @@ def test_options_become_a_config():
     "options, message",
     [
         (dict(minuts=3), "unknown option 'minuts', did you mean 'minutes'"),
+        (dict(optimizer=print), "unknown option 'optimizer', did you mean 'optimiser'"),
         (dict(flips=False), "did you mean 'flip'"),
         (dict(model="vit_tinny_data"), "did you mean 'vit_tiny_data'"),
         (dict(minutes=3, epochs=2), "both minutes and epochs"),

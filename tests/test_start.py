@@ -20,7 +20,7 @@ from smallvit.common.paths import by_path
 from smallvit.convert.load import fit_weights, head_paths
 from smallvit.data import Dataset, Preprocess, Split, load_data
 from smallvit.layers import resample_table
-from smallvit.runs.saved import Spec, save_model
+from smallvit.runs.saved import Spec, from_pretrained, save_model
 from smallvit.training import RECIPES, Recipe, RecipeOptions, TrainConfig, loop, preparation
 from smallvit.training.callbacks import Callback
 from smallvit.training.mesh import make_mesh
@@ -159,6 +159,9 @@ def test_another_image_size_keeps_the_patches_of_the_source(tmp_path: Path):
     model = create_model("vit_tiny_data", num_classes=3, image_size=24, **config.model_fields)
     arrays, _ = source.arrays(model, (24, 24, 3), COLOURS)
     assert arrays["params/positions/grid"].shape == (8, 8, 16)
+    again = from_pretrained(saved(tmp_path / "larger", Spec("vit_tiny_data", 3, (24, 24), config.model_fields)))
+    assert again.spec.fields == config.model_fields
+    hash(again.model)  # a field that is a list would raise
     with pytest.raises(ValueError, match=r"is a vit_tiny_data, not a swin_tiny: leave out --model"):
         source.settle(TrainConfig(model="swin_tiny"))
     wide, _ = source.settle(TrainConfig(fields=("dim=32",)))
@@ -178,10 +181,12 @@ def test_weights_of_another_library(tmp_path: Path):
     given = TrainConfig(model="vit_tiny_patch16")
     config, lines = read_start(str(folder / "model.safetensors")).settle(given)
     assert (config.image_size, config.mean, config.std) == ((224, 224), *IMAGENET)
+    assert "resized to 224 x 224, the size of vit_tiny_patch16, since the source has none" in lines[0]
     assert "those of ImageNet" in lines[1]
     facts = {"architecture": "vit", "pretrained_cfg": {"mean": [0.5] * 3, "std": [0.2] * 3, "input_size": [3, 16, 24]}}
     (folder / "config.json").write_text(json.dumps(facts))
-    config, _ = read_start(str(folder / "model.safetensors")).settle(given)
+    config, lines = read_start(str(folder / "model.safetensors")).settle(given)
+    assert f"resized to 16 x 24, the size of {folder / 'model.safetensors'}" in lines[0]
     assert (config.image_size, config.mean, config.std) == ((16, 24), (0.5,) * 3, (0.2,) * 3)
     assert TrainConfig.from_json(config.to_json()) == config
     said = replace(given, mean=(0.0,) * 3, std=(1.0,) * 3, image_size=32)

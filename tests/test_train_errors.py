@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from smallvit import compare
 from smallvit.training.checkpoint import Checkpoints
 from tests.runs import QUICK, TINY, assert_same, checkpoints, command, run_command
 
@@ -140,3 +141,13 @@ def test_a_checkpoint_is_not_begun_where_there_is_no_room(tmp_path: Path, monkey
     with pytest.raises(OSError, match="No space left"):
         Checkpoints(tmp_path / "checkpoints").save(1, {"a": np.zeros(3)}, {})
     assert list((tmp_path / "checkpoints").iterdir()) == []
+
+
+def test_a_comparison_that_cannot_start_claims_nothing(photos: Path, tmp_path: Path):
+    out = tmp_path / "comparison"
+    with pytest.raises(ValueError, match="nowhere: there is no such folder or file"):
+        compare(tmp_path / "nowhere", out=out)
+    assert not out.exists()
+    for labels in ("first.csv", "second.csv"):
+        with pytest.raises(ValueError, match=f"cannot read .*{labels}"):
+            compare(photos, labels=tmp_path / labels, out=out)

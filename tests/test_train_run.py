@@ -46,6 +46,8 @@ def test_what_a_run_leaves(reference: Path):
     assert config["versions"]["jax"]
     assert config["config"]["epochs"] == 6
     printed = (reference.parent / "printed.txt").read_text()
+    for text in (printed, (reference / "report.html").read_text()):
+        assert "probabilities are not calibrated: there are 6 validation images, a temperature needs 50" in text
     assert "compiled in" in printed
     assert "to go" in printed
     assert printed.splitlines()[1:] == [line[21:] for line in (reference / "log.txt").read_text().splitlines()][1:]
@@ -71,6 +73,7 @@ def test_a_run_without_test_images_is_calibrated_on_its_validation_images(env: d
     assert saved.calibration.images == 60
     assert saved.temperature > 1  # nothing can be known of noise
     assert "so the calibration error after it is optimistic" in (folder / "report.html").read_text()
+    assert "not calibrated" not in done.stdout
     wrong = round(60 * (1 - result["val_top1"] / 100))
     assert len((folder / "mistakes.csv").read_text().splitlines()) == 1 + wrong
 
@@ -95,6 +98,7 @@ def test_all_images_are_trained_on_but_those_of_the_test(photos: Path, env: dict
     result = json.loads((tmp_path / "all/result.json").read_text())
     assert (result["kept_epoch"], result["steps"]) == (result["epochs"], 9)  # two epochs of 66, in 16s
     assert from_pretrained(tmp_path / "all").calibration.images == 0
+    assert "probabilities are not calibrated: the validation images were trained on" in done.stdout
     evaluation = evaluate(tmp_path / "all")
     assert (evaluation.part, len(evaluation.split)) == ("test", 6)
     assert not [note for note in evaluation.notes if "changed" in note]

@@ -4,12 +4,14 @@ import re
 import warnings
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from safetensors.numpy import load_file
 
 from smallvit.common.extras import first_line, need
 from smallvit.common.paths import by_path, nested
@@ -123,21 +125,31 @@ def read_state(source: str | Path) -> State:
     """Reads the arrays of a file or hub repository, under their original names."""
     path = fetch(source)
     if path.is_dir():
+        if not (path / "saved_model.pb").exists():
+            raise ValueError(f"{source} is no run or model folder and no SavedModel of Keras: give one, or a file")
         return keras.read_saved_model(path)
+    read = _reader(path)
+    try:
+        return read(path)
+    except Exception as error:  # each format has error types of its own
+        reason = first_line(error)
+        raise ValueError(f"cannot read {source} ({reason}): it is incomplete, or not a file of weights") from None
+
+
+def _reader(path: Path) -> Callable[[Path], State]:
+    """The function that reads files of this format; the package that it needs is installed."""
     match path.suffix:
         case ".safetensors":
-            from safetensors.numpy import load_file
-
-            return load_file(path)
+            return load_file
         case ".npz":
-            with np.load(path) as file:
-                return dict(file)
+            return _read_npz
         case ".pth" | ".pt" | ".bin":
-            return _read_torch(path)
+            return partial(_read_torch, _safe_torch(path))
         case ".h5":
-            return keras.read_h5(path)
+            need("h5py", f"reading {path.name}")
+            return keras.read_h5
         case other:
-            raise ValueError(f"{source} ends in {other!r}: give a .safetensors, .npz, .pth, .pt, .bin or .h5 file")
+            raise ValueError(f"{path} ends in {other!r}: give a .safetensors, .npz, .pth, .pt, .bin or .h5 file")
 
 
 def fetch(source: str | Path) -> Path:
@@ -151,7 +163,12 @@ def fetch(source: str | Path) -> Path:
     return path
 
 
-def _read_torch(path: Path) -> State:
+def _read_npz(path: Path) -> State:
+    with np.load(path) as file:
+        return dict(file)
+
+
+def _safe_torch(path: Path) -> Any:
     torch = need("torch", f"reading {path.name}")
     release = tuple(int(number) for number in re.findall(r"\d+", torch.__version__)[:2])
     if release < SAFE_TORCH:
@@ -160,6 +177,10 @@ def _read_torch(path: Path) -> State:
             f"reading {path.name} needs torch {needed} or later, this is {torch.__version__}: in older versions a "
             "file could run code; upgrade torch, or give a .safetensors file"
         )
+    return torch
+
+
+def _read_torch(torch: Any, path: Path) -> State:
     state = torch.load(path, map_location="cpu", weights_only=True)
     for wrapper in ("state_dict", "model"):
         state = state.get(wrapper, state)

@@ -12,6 +12,7 @@ from jaxtyping import Int32, UInt
 
 from smallvit.data.dataset import Dataset, Fit, Preprocess, Split
 from smallvit.data.decoding import MAX_FRAMES, fit_pixels
+from smallvit.data.listing import first_few
 from smallvit.data.medmnist import CLASSES, SIDED, medmnist_name
 from smallvit.data.near import near_notes
 from smallvit.data.splits import GIVEN_TEST, Fold, choose_size, mean_and_std, split_rest
@@ -74,7 +75,9 @@ def load_npz(
     data = from_arrays(path.stem, classes, given, image_size=image_size, fit=fit, seed=seed, fold=fold)
     parts = {"train": data.train, "val": data.val, "test": data.test, GIVEN_TEST: data.given_test}
     splits = {part: split for part, split in parts.items() if split is not None}
-    return replace(data, notes=(*data.notes, *near_notes(splits)), mirrors=medmnist_name(path) not in SIDED)
+    untrained = [name for label, name in enumerate(classes) if label not in data.train.labels]
+    missing = [f"warning: train has no images of {first_few(untrained)}"] if untrained else []
+    return replace(data, notes=(*data.notes, *missing, *near_notes(splits)), mirrors=medmnist_name(path) not in SIDED)
 
 
 def read_npz(path: Path) -> tuple[list[str], dict[str, Labelled]]:
@@ -158,8 +161,10 @@ def _checked_classes(classes: np.ndarray | None, highest: int, n: int, path: Pat
         raise ValueError(f"{path}: classes must be a list of names, not {classes.dtype} of shape {classes.shape}")
     else:
         names = [name.decode() if isinstance(name, bytes) else str(name) for name in classes.tolist()]
-    if len(set(names)) != len(names) or len(names) < 2:
-        raise ValueError(f"{path} has {len(set(names))} different names for {len(names)} classes: it needs at least 2")
+    if len(names) < 2:
+        raise ValueError(f"{path} has fewer than 2 classes")
+    if len(set(names)) != len(names):
+        raise ValueError(f"{path} has {len(set(names))} different names for {len(names)} classes: each needs its own")
     if highest >= len(names):
         raise ValueError(f"{path} has the label {highest} but only {len(names)} classes: labels start at 0")
     return names

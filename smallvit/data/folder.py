@@ -65,7 +65,7 @@ def scan_folder(
 
     def load(readable: list[Readable], unreadable: list[str], *, blank: bool) -> Dataset:
         _check(folder, classes, readable, unreadable)
-        channels, depth, kind = _kind(readable)
+        channels, depth, kind = _kind(folder, readable)
         size = image_size or choose_size((f.size for f in readable), np.array([min(f.size) for f in readable]))
         parts, how = _split(readable, classes, seed, grouped_by, fold)
         rows = [entry for part in parts.values() for entry in part]
@@ -134,6 +134,8 @@ def load_test_folder(
             labels = np.array([entry.label for entry in readable], np.int32)
             names = [_name(folder, entry) for entry in readable]
             notes = [*_unreadable_note(folder, unreadable), *_missing_classes(classes, {part: readable})]
+            if preprocess.depth == 8 and (deep := [entry for entry in readable if entry.deep]):
+                notes.append(f"warning: {count(deep, 'image')} of 16 bits converted to 8, which the model takes")
             return part, Split(images, labels, names), notes
         unreadable += images.values()
         readable = [entry for row, entry in enumerate(readable) if row not in images]
@@ -218,15 +220,19 @@ def _decoded(
         raise ValueError(f"cannot read {error.filename}: {error.strerror}") from None
 
 
-def _kind(readable: Sequence[Readable]) -> tuple[int, int, list[str]]:
+def _kind(folder: Path, readable: Sequence[Readable]) -> tuple[int, int, list[str]]:
     """The number of channels, the bits per channel, and notes about unusual ones."""
     depth = 16 if all(entry.deep for entry in readable) else 8
     frames = {entry.frames for entry in readable}
     notes = []
     if depth == 8 and any(entry.deep for entry in readable):
-        notes.append(f"only {sum(entry.deep for entry in readable):,} images have 16 bits: all are converted to 8")
+        others = [_name(folder, entry) for entry in readable if not entry.deep]
+        deep = count(range(len(readable) - len(others)), "image")
+        notes.append(f"warning: {deep} of 16 bits converted to 8, since others have 8: {first_few(others)}")
     if len(frames) > 1:
-        notes.append(f"TIFF stacks have from {min(frames)} to {max(frames)} frames: only the first one is used")
+        notes.append(
+            f"warning: TIFF stacks have from {min(frames)} to {max(frames)} frames: only the first one is used"
+        )
         frames = {1}
     (channels,) = frames
     if channels > 1:
@@ -322,7 +328,7 @@ def _duplicates(folder: Path, parts: dict[str, list[Readable]]) -> list[str]:
     for part, entries in parts.items():
         pairs = [(trained[e.content], e) for e in entries if e.content in trained and part != "train"]
         if pairs:
-            names = [f"{_name(folder, a)} = {_name(folder, b)}" for a, b in pairs]
+            names = [f"{_name(folder, b)} = {_name(folder, a)}" for a, b in pairs]
             notes.append(f"warning: {count(pairs, 'image')} of {part} also in train: {first_few(names)}")
     first: dict[str, Readable] = {}
     clashes = []

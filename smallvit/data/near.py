@@ -26,7 +26,7 @@ def near_notes(splits: Mapping[str, Split], known: Mapping[str, Container[int]] 
     for part, pairs in near_duplicates(splits).items():
         pairs = [(a, b) for a, b in pairs if known is None or b not in known[part]]
         if pairs:
-            names = [f"{splits['train'].names[a]} ~ {splits[part].names[b]}" for a, b in pairs]
+            names = [f"{splits[part].names[b]} ~ {splits['train'].names[a]}" for a, b in pairs]
             notes.append(f"warning: {count(pairs, 'image')} of {part} nearly equal in train: {first_few(names)}")
     return notes
 

@@ -86,7 +86,9 @@ def describe(measured: dict[str, Any]) -> list[str]:
         f"size {before['bytes'] / 2**20:.2f} -> {after['bytes'] / 2**20:.2f} MiB",
     ]
     if (cost := before["top1"] - after["top1"]) > COSTLY:
-        rows.append(f"warning: this costs {cost:.1f} points of accuracy; export in float32 to keep them")
+        lost = round(cost * measured["images"] / 100)
+        what = f"{cost:.1f} points of accuracy, {lost:,} of {measured['images']:,} images"
+        rows.append(f"warning: this costs {what}; export in float32 to keep them")
     if after["images_per_second"] < before["images_per_second"]:
         rows.append("not faster on this machine, but smaller; it may be faster on others")
     return rows

@@ -111,7 +111,7 @@ tags: [vision-transformer, jax, flax]
 ---
 # {saved.spec.name}, {len(saved.classes)} classes
 
-A vision transformer for images of {height} x {width} pixels, trained from scratch with smallvit.
+A vision transformer for images of {height} x {width} pixels, trained with smallvit.
 
 ## Use
 

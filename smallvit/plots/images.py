@@ -30,12 +30,13 @@ def mistakes(
     probability: Float[np.ndarray, " b"],
     classes: Sequence[str],
     names: Sequence[str] | None = None,
+    rows: Integer[np.ndarray, " w"] | None = None,
 ) -> Figure:
     """The misclassified images, most confident first; `probability` is that of the predicted class.
 
-    `names` are file names, shown below the images.
+    `names` are file names, shown below the images. `rows` are the indices of other images to show, in this order.
     """
-    wrong = worst_mistakes(true, predicted, probability)
+    wrong = worst_mistakes(true, predicted, probability) if rows is None else rows[:MOST_MISTAKES]
     if not wrong.size:
         return notice(f"No mistakes: all {len(true):,} images were classified correctly.")
     columns = min(6, max(len(wrong), 3))
@@ -45,9 +46,8 @@ def mistakes(
         show(tile, np.asarray(images[i]))
         answer = f"{cut_end(classes[int(predicted[i])], 16)} {probability[i]:.0%}"
         tile.set_title(answer, fontsize=8.5, color=WRONG, pad=17)
-        tile.text(
-            0, 1.02, f"is {cut_end(classes[int(true[i])], 18)}", transform=tile.transAxes, fontsize=8.5, va="bottom"
-        )
+        label = f"label: {cut_end(classes[int(true[i])], 15)}"
+        tile.text(0, 1.02, label, transform=tile.transAxes, fontsize=8.5, va="bottom")
         if names is not None:
             tile.set_xlabel(
                 cut_middle(names[int(i)].rsplit("/", 1)[-1], 24), fontsize=7, color=MUTED, loc="left", labelpad=2

@@ -76,7 +76,7 @@ class Calibration:
             images = int(validation.get("images", 0))
             rows = tuple((float(at), int(kept), int(right)) for at, kept, right in validation.get("thresholds", ()))
         except (TypeError, ValueError, AttributeError, OverflowError):
-            raise ValueError("validation must have images, and thresholds with two counts of images choice") from None
+            raise ValueError("validation must have images, and thresholds with two counts of images each") from None
         if not all(0 <= at <= 1 and 0 <= right <= kept <= images for at, kept, right in rows):
             raise ValueError(f"validation has a threshold whose counts do not fit {images} images")
         return cls(float(temperature), images, rows)
@@ -99,6 +99,11 @@ def calibrate(logits: Float[np.ndarray, "n k"], labels: Int[np.ndarray, " n"]) -
     return Calibration(temperature, len(labels), tuple(rows))
 
 
+def why_not(images: int) -> str | None:
+    """The reason why so few validation images do not calibrate a model, if they do not."""
+    return f"there are {images} validation images, a temperature needs {FEWEST}" if images < FEWEST else None
+
+
 def fit_temperature(logits: Float[np.ndarray, "n k"], labels: Int[np.ndarray, " n"]) -> float:
     """Fits the temperature (https://arxiv.org/abs/1706.04599) with the lowest loss; 1 for fewer than 50 images.
 
@@ -106,7 +111,7 @@ def fit_temperature(logits: Float[np.ndarray, "n k"], labels: Int[np.ndarray, " 
     certainty.
     """
     number, classes = logits.shape
-    if number < FEWEST:
+    if why_not(number):
         return 1.0
     logits = logits.astype(np.float64)
     labelled = logits[np.arange(number), labels]

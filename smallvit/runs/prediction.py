@@ -46,9 +46,8 @@ class Predictor:
         self._predict = [
             (
                 jax.jit(make_predict(member.model, member.preprocess, flip=flip)),
-                jax.device_put(
-                    member.variables
-                ),  # once: passing a hundred numpy arrays takes longer than running a small model
+                # Once: passing a hundred numpy arrays takes longer than running a small model.
+                jax.device_put(member.variables),
                 jax.device_put(member.preprocess.normalisation),
                 np.float32(member.temperature),
             )

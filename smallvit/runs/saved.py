@@ -149,7 +149,9 @@ def from_pretrained(path: str | Path) -> Saved:
         check_config(config)
         preprocess = Preprocess.from_json(config["preprocess"])
         calibration = Calibration.from_json(config)
-        spec = Spec(**{**config["model"], "image_size": tuple(config["model"]["image_size"])})
+        stored = config["model"]
+        fields = {name: tuple(value) if isinstance(value, list) else value for name, value in stored["fields"].items()}
+        spec = Spec(**{**stored, "image_size": tuple(stored["image_size"]), "fields": fields})
     except ValueError as error:
         raise ValueError(f"{folder / CONFIG} cannot be used: {error}") from None
     try:

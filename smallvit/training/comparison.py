@@ -11,6 +11,7 @@ from smallvit import plots
 from smallvit.common.files import read_json, write_bytes, write_json
 from smallvit.common.text import as_csv
 from smallvit.count import multiply_adds
+from smallvit.data.load import find_source
 from smallvit.ops import pair
 from smallvit.registry import create_model
 from smallvit.runs.folder import CONFIG as RUN_CONFIG
@@ -101,15 +102,16 @@ def _train_config(config: CompareConfig, variant: Variant, seed: int) -> TrainCo
 
 
 def _claim(config: CompareConfig) -> None:
-    """Checks that the folder is new or holds the same comparison."""
+    """Checks that the folder is new, or holds the same comparison, or one of which no run could start."""
+    find_source(config.data)
     settings = {name: str(value) for name, value in asdict(config).items() if name not in ("seeds", "machine", "out")}
     if (config.out / CONFIG).exists():
-        if read_json(config.out / CONFIG) != settings:
+        started = any(config.out.glob(f"runs/*/{RUN_CONFIG}"))
+        if started and read_json(config.out / CONFIG) != settings:
             raise ValueError(f"{config.out} holds another comparison: choose another --out")
     elif config.out.exists() and any(not path.name.endswith(".tmp") for path in config.out.iterdir()):
         raise ValueError(f"{config.out} is not empty and holds no comparison: choose another --out")
-    else:
-        write_json(config.out / CONFIG, settings)
+    write_json(config.out / CONFIG, settings)
 
 
 def _run(config: TrainConfig) -> dict[str, Any]:

@@ -37,12 +37,13 @@ class Traits(Protocol):
 @dataclass(frozen=True)
 class TrainConfig:
     data: Data = None
-    """A folder of class folders, an .npz file, or a known data set; defaults to the embedded Fashion-MNIST subset."""
+    """A folder of class folders or with a table, an .npz file, or a known data set; defaults to the embedded
+    Fashion-MNIST subset."""
     model: Annotated[str | None, argument("TEXT", "by data and time")] = None
     """A name from `smallvit models`; the prefix sl_ adds SPT and LSA."""
     fields: Fields = ()
     """Other fields of the model, as in dim=96 spt=false."""
-    drop_path: Annotated[float | None, argument("FLOAT", "of the model")] = None
+    drop_path: Annotated[float | None, argument("FLOAT", "the model's")] = None
     """Drop path (stochastic depth): the probability that a block is skipped in training."""
     init: Annotated[str | None, argument("SOURCE", "random weights")] = None
     """Start from trained weights: a run or model folder, a file of weights, timm:NAME or hf:REPO."""
@@ -53,14 +54,14 @@ class TrainConfig:
     epochs: Float = None
     """Number of epochs, instead of a time."""
     patience: Int = None
-    """Stop early after this many evaluations in a row without a gain in validation beyond chance."""
+    """Stop early after this many evaluations in a row without a gain in validation accuracy beyond chance."""
     image_size: Annotated[int | tuple[int, int] | None, argument("INT [INT]", "by the data")] = None
     """Image size in pixels: one side, or height and width."""
     fit: Literal["crop", "pad"] = "crop"
     """How images of another aspect ratio are fitted: cropped to the centre, or padded with their mean colour."""
-    mean: Annotated[tuple[float, ...] | None, argument("FLOAT ...", "of the images, or of --init")] = None
+    mean: Annotated[tuple[float, ...] | None, argument("FLOAT ...", "that of the images, or of --init")] = None
     """Mean to subtract from pixels in 0 to 1, one number per channel."""
-    std: Annotated[tuple[float, ...] | None, argument("FLOAT ...", "of the images, or of --init")] = None
+    std: Annotated[tuple[float, ...] | None, argument("FLOAT ...", "that of the images, or of --init")] = None
     """Standard deviation to divide them by, one number per channel."""
     seed: int = 0
     """Random seed of the training."""
@@ -80,7 +81,7 @@ class TrainConfig:
     from_scratch: bool = False
     """With --resume: set the run's checkpoints aside and start again at step 0."""
     own: Annotated[tuple[str, ...], tyro.conf.Suppress] = ()  # the user's functions, given from Python
-    in_recipe: RecipeOptions = field(default_factory=RecipeOptions)
+    in_recipe: Annotated[RecipeOptions, tyro.conf.arg(name="recipe")] = field(default_factory=RecipeOptions)
     machine: MachineOptions = field(default_factory=MachineOptions)
     run: RunOptions = field(default_factory=RunOptions)
 
@@ -201,7 +202,7 @@ class CompareConfig:
     """Folder for the runs and the table; a comparison that was stopped resumes there."""
     data_dir: Folder = None
     """As for `smallvit train`."""
-    in_recipe: RecipeOptions = field(default_factory=RecipeOptions)
+    in_recipe: Annotated[RecipeOptions, tyro.conf.arg(name="recipe")] = field(default_factory=RecipeOptions)
     machine: MachineOptions = field(default_factory=MachineOptions)
 
     def __post_init__(self) -> None:

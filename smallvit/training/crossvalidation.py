@@ -34,7 +34,6 @@ from smallvit.training.own import Own
 from smallvit.training.progress import Reporter
 
 PREDICTIONS, ERRORS = "out-of-fold.csv", "label-errors.csv"
-PICTURED = 24  # label errors in the picture; the table has all
 
 
 @lasting_output()
@@ -106,7 +105,7 @@ def write_results(folder: Path, runs: Sequence[Path], log: Reporter) -> dict[str
     doubtful = rank_label_errors(probabilities, labels)
     _write_rows(folder / PREDICTIONS, together, numbers, np.arange(len(labels)))
     _write_rows(folder / ERRORS, together, numbers, doubtful)
-    _draw_errors(folder / "label-errors.png", together, doubtful)
+    draw_label_errors(folder / "label-errors.png", together, doubtful)
     top1 = [fold.scores.top1 for fold in folds]
     plots.save(plots.folds(top1, [fold.scores.interval for fold in folds], together.scores.top1), folder / "folds.png")
     saved = load_ensemble(folder)
@@ -129,10 +128,12 @@ def write_results(folder: Path, runs: Sequence[Path], log: Reporter) -> dict[str
         log(f"fold {number}: {with_interval(fold.scores.top1, fold.scores.interval)} of {len(fold.split):,} images")
     log(f"mean {result['mean']:.2f} %, standard deviation {result['standard_deviation']:.2f}")
     log(f"out of fold: {with_interval(together.scores.top1, together.scores.interval)} of {len(labels):,} images")
+    if together.warning:
+        log(together.warning)
     if ensemble is not None:
         accuracy = with_interval(ensemble.scores.top1, ensemble.scores.interval)
         log(f"the ensemble on the {len(ensemble.split):,} test images of the data: {accuracy}")
-    log(f"{len(doubtful):,} labels to check, most doubtful first, are in {folder / ERRORS}")
+    log(f"{len(doubtful):,} images with a label that was not predicted, most doubtful first, are in {folder / ERRORS}")
     log(f"the results are in {folder / FOLDS}; `smallvit predict {folder}` uses the ensemble")
     return result
 
@@ -156,17 +157,11 @@ def _write_rows(path: Path, evaluation: Evaluation, folds: Int[np.ndarray, " n"]
     write_bytes(path, as_csv(lines).encode(errors="surrogateescape"))  # file names may be any bytes
 
 
-def _draw_errors(path: Path, evaluation: Evaluation, doubtful: Int[np.ndarray, " w"]) -> None:
-    first, split = doubtful[:PICTURED], evaluation.split
-    probabilities = evaluation.scores.probabilities[first]
-    figure = plots.mistakes(
-        split.images[first],
-        split.labels[first],
-        probabilities.argmax(axis=1),
-        probabilities.max(axis=1),
-        evaluation.classes,
-        [split.names[int(i)] for i in first],
-    )
+def draw_label_errors(path: Path, evaluation: Evaluation, doubtful: Int[np.ndarray, " w"]) -> None:
+    split, probabilities = evaluation.split, evaluation.scores.probabilities
+    predicted, confidence = probabilities.argmax(axis=1), probabilities.max(axis=1)
+    classes = evaluation.classes
+    figure = plots.mistakes(split.images, split.labels, predicted, confidence, classes, split.names, doubtful)
     plots.save(figure, path)
 
 

@@ -18,7 +18,7 @@ from smallvit.data import Dataset, HeldOut
 from smallvit.evaluation import OPTIMISTIC, Evaluation, evaluate_images, root_of
 from smallvit.explanation import saliency
 from smallvit.report import Link, write_report
-from smallvit.runs.calibration import UNCALIBRATED, calibrate
+from smallvit.runs.calibration import UNCALIBRATED, calibrate, why_not
 from smallvit.runs.folder import CONFIG, MODEL, REPORT, RESULT
 from smallvit.runs.saved import Saved, from_pretrained, save_calibration
 from smallvit.runs.scores import WHICH, with_interval
@@ -54,7 +54,8 @@ def finish(
     saved = replace(from_pretrained(folder), calibration=UNCALIBRATED)
     best, root = rows[kept], root_of(config.data)
     validation = evaluate_images(saved, HeldOut(data.name, "val", data.val, data.notes), root=root)
-    if not config.all_images:  # images that were trained on do not calibrate
+    missing = "the validation images were trained on" if config.all_images else why_not(len(data.val))
+    if not config.all_images:
         saved = replace(saved, calibration=calibrate(validation.logits, data.val.labels))
     save_calibration(folder, saved.calibration)
     if data.test:
@@ -68,6 +69,9 @@ def finish(
     log(f"{accuracy}, with the model of epoch {best['epoch']:.1f}")
     if evaluation.warning:
         log(evaluation.warning)
+    if missing:
+        evaluation = replace(evaluation, notes=(*evaluation.notes, f"probabilities are not calibrated: {missing}"))
+        log(evaluation.notes[-1])
 
     evaluation.draw(folder)
     pictures(folder, config, saved, data, evaluation, rows, kept, log, own)

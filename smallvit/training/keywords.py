@@ -78,7 +78,8 @@ def from_options(cls: type[Config], data: str | Path | None, options: Mapping[st
     for name, value in {"data": data, **options}.items():
         name = SHORT.get(name, name)
         if name not in homes:
-            known = [option for option in homes if option not in groups]
+            functions = ("callbacks", "loss", "optimiser", "augment") if cls is TrainConfig else ()
+            known = [*(option for option in homes if option not in groups), *functions]
             raise ValueError(f"unknown option {name!r}{did_you_mean(name, known) or '.'} Options: {', '.join(known)}")
         group, hint = homes[name]
         given[group][name] = _fitted(value, (tuple,) if get_origin(hint) is tuple else get_args(hint) or (hint,))

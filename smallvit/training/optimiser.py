@@ -26,6 +26,8 @@ def optimiser(recipe: Recipe, own: Optimiser | None = None) -> optax.GradientTra
     Frozen parameters have neither optimiser moments nor gradients.
     """
     update = _optimiser(recipe) if own is None else own(recipe.learning_rate)
+    if not isinstance(update, optax.GradientTransformation):
+        raise ValueError(f"your optimiser returns {update!r:.60}: it must return an optax transformation")
     update = optax.chain(optax.clip_by_global_norm(recipe.clip), update) if recipe.clip else update
     if recipe.freeze == "none":
         return update

@@ -39,11 +39,9 @@ class Start:
         config = self._with_our_model(config) if ours else self._with_given_model(config)
         lines = []
         if config.image_size is None:
-            config = replace(config, image_size=self._size(config))
-            height, width = pair(config.image_size or 0)
-            lines.append(
-                f"images are resized to {height} x {width}, the size of {self.source} (--image-size changes it)"
-            )
+            (height, width), origin = self._size(config)
+            config = replace(config, image_size=(height, width))
+            lines.append(f"images are resized to {height} x {width}, the size of {origin} (--image-size changes it)")
         if config.mean is None and config.std is None:
             mean, std, origin = self._normalisation()
             config = replace(config, mean=mean, std=std)
@@ -90,13 +88,16 @@ class Start:
             raise ValueError(f"{self.source} does not say which model it is: give it with --model{hint}")
         return config
 
-    def _size(self, config: TrainConfig) -> tuple[int, int]:
+    def _size(self, config: TrainConfig) -> tuple[tuple[int, int], str]:
         if self.saved is not None:
-            return self.saved.preprocess.size
+            return self.saved.preprocess.size, self.source
         known = self.facts.get("input_size") or self.facts.get("image_size")
         if isinstance(known, list):
             known = tuple(known[-2:])  # channels, height, width in timm
-        return pair(known or preset(config.model or "").fields["image_size"])
+        if known:
+            return pair(known), self.source
+        model = config.model or ""
+        return pair(preset(model).fields["image_size"]), f"{model}, since the source has none"
 
     def _normalisation(self) -> tuple[tuple[float, ...], tuple[float, ...], str]:
         if self.saved is not None:

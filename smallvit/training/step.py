@@ -166,7 +166,7 @@ def make_step(
             ema = jnp.minimum(pace.ema, (1.0 + state.step) / (10.0 + state.step))
             average = jax.tree.map(lambda old, new: ema * old + (1 - ema) * new, average, {"params": params, **others})
             if recipe.freeze != "none":  # bit-exact: an average of equal numbers is rounded
-                head = jax.tree.map(lambda p, new, scale: new if scale else p, params, average["params"], each)
+                head = jax.tree.map(lambda p, new, scale: new if scale else p, params, average["params"], factors)
                 average = {"params": head, **others}
         correct = (logits.argmax(-1) == targets.argmax(-1)).sum()
         return State(state.step + 1, params, others, moments, average), Metrics(value, correct)
