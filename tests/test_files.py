@@ -59,6 +59,13 @@ def test_a_run_folder_below_a_name_that_is_not_utf8_is_one_line(tmp_path: Path, 
         open_run(Path("a"))
 
 
+@pytest.mark.parametrize("content", ["{}", "[]", '{"config": 3}', '{"model": {}}'])
+def test_a_folder_with_another_configuration_is_no_run(tmp_path: Path, content: str):
+    (tmp_path / "config.json").write_text(content)
+    with pytest.raises(ValueError, match="is not that of a run: give a run folder"):
+        open_run(tmp_path)
+
+
 def test_a_long_name_can_be_written(tmp_path: Path):
     write_bytes(tmp_path / ("x" * 255), b"x")
     assert [len(path.name) for path in tmp_path.iterdir()] == [255]

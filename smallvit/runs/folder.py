@@ -106,7 +106,10 @@ def open_run(folder: Path) -> dict[str, Any]:
     if (folder / RESULT).exists():
         raise ValueError(f"{folder} is finished: its results are in {folder / RESULT}")
     _check_path(folder)
-    return read_json(folder / CONFIG)["config"]
+    stored = read_json(folder / CONFIG)
+    if not isinstance(stored, dict) or not isinstance(stored.get("config"), dict):
+        raise ValueError(f"{folder / CONFIG} is not that of a run: give a run folder of `smallvit train`")
+    return stored["config"]
 
 
 @contextmanager
