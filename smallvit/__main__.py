@@ -3,9 +3,11 @@
 import sys
 
 from smallvit.common.env import restart_fast
+from smallvit.common.output import open_closed_streams
 
 
 def main() -> None:
+    open_closed_streams()
     if sys.argv[1:2] != ["serve"]:  # the server must return the memory of large images to the system
         restart_fast()
     from smallvit.cli import main

@@ -4,6 +4,7 @@ import os
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import jax
 import pytest
@@ -25,6 +26,27 @@ def test_models_lists_size_and_cost():
     assert run.returncode == 0, run.stderr
     line = next(line for line in run.stdout.splitlines() if line.startswith("vit_small_data"))
     assert line.split() == ["vit_small_data", "arXiv", "2010.11929", "64x64", "2,756,744", "190", "M"]
+
+
+@pytest.mark.skipif(os.name == "nt", reason="no such shell")
+def test_closed_streams_do_not_matter(tmp_path: Path):
+    """What is printed to a closed stream must not end up in a file that was opened later."""
+    command = [sys.executable, "-m", "smallvit", "models", "vit_tiny*"]
+    run = subprocess.run(["sh", "-c", 'exec "$@" >&-', "sh", *command], stderr=subprocess.PIPE, text=True, timeout=60)
+    assert (run.returncode, run.stderr) == (0, "")
+    code = """
+import os, sys
+from smallvit import __main__
+sys.argv = ["smallvit", "--version"]
+__main__.main()
+with open(os.environ["OPENED"], "w") as file:
+    os.write(1, b"printed")
+    os.write(2, b"printed")
+    file.write(str(file.fileno()))
+"""
+    command = ["sh", "-c", 'exec "$@" <&- >&- 2>&-', "sh", sys.executable, "-c", code]
+    assert subprocess.run(command, env={**ENV, "OPENED": str(tmp_path / "opened")}, timeout=60).returncode == 0
+    assert int((tmp_path / "opened").read_text()) > 2
 
 
 def test_models_is_immediate():

@@ -99,6 +99,13 @@ def test_alpha_stands_on_white():
         assert (seen[15:] == 255).all()
 
 
+def test_a_large_transparent_image_has_no_seams():
+    pixels = np.random.default_rng(0).integers(0, 256, (1200, 1300, 4)).astype(np.uint8)
+    image = Image.fromarray(pixels)
+    wanted = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image).convert("RGB")
+    np.testing.assert_array_equal(decode(encoded(image), (1200, 1300), 3, "crop"), np.asarray(wanted))
+
+
 def test_transparent_colour_of_an_rgb_file():
     pixels = COLOUR.copy()
     pixels[0, 0] = 1, 2, 3

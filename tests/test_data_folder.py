@@ -400,3 +400,6 @@ def test_folders_that_cannot_be_read_are_said(tmp_path: Path, cache: Path, monke
     assert "warning: skipped 1 folder that cannot be read: b/closed (Permission denied)" in notes
     with pytest.raises(ValueError, match="closed: Permission denied"):
         find_images([folder])
+    whole = make(tmp_path / "class", a=4, b=4, closed=4)
+    with pytest.raises(ValueError, match=r"^cannot read .*class/closed: Permission denied$"):
+        load_data(whole, cache_dir=cache)

@@ -8,7 +8,7 @@ import pytest
 
 from smallvit.common import files
 from smallvit.common.files import user_cache, write_bytes
-from smallvit.runs.folder import check_name, create_run, locked
+from smallvit.runs.folder import check_name, create_run, locked, open_run
 from smallvit.training import comparison
 from smallvit.training.config import TrainConfig
 from smallvit.training.options import RunOptions
@@ -36,6 +36,35 @@ def test_the_folder_is_on_the_disk_after_a_rename(tmp_path: Path, monkeypatch: p
     write_bytes(tmp_path / "file", b"x")
     assert synced[0].endswith(".tmp")
     assert synced[1] == str(tmp_path)
+
+
+def test_new_folders_are_on_the_disk_before_their_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    synced: list[Path] = []
+    monkeypatch.setattr(files, "sync_folder", lambda folder: synced.append(folder))
+    write_bytes(tmp_path / "a/b/file", b"x")
+    assert synced == [tmp_path, tmp_path / "a", tmp_path / "a/b"]
+    write_bytes(tmp_path / "a/b/file", b"y")
+    assert synced[3:] == [tmp_path / "a/b"]
+
+
+@pytest.mark.skipif(os.name == "nt", reason="names are Unicode there")
+def test_a_run_folder_below_a_name_that_is_not_utf8_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    below = tmp_path / os.fsdecode(b"caf\xe9")
+    run = create_run(tmp_path / "runs", "a", "default", {})
+    below.mkdir()
+    monkeypatch.chdir(below)
+    with pytest.raises(ValueError, match="is not UTF-8, as checkpoints need"):
+        check_name(Path("runs"), "a")
+    run.rename(below / "a")
+    with pytest.raises(ValueError, match="is not UTF-8, as checkpoints need"):
+        open_run(Path("a"))
+
+
+@pytest.mark.parametrize("content", ["{}", "[]", '{"config": 3}', '{"model": {}}'])
+def test_a_folder_with_another_configuration_is_no_run(tmp_path: Path, content: str):
+    (tmp_path / "config.json").write_text(content)
+    with pytest.raises(ValueError, match="is not that of a run: give a run folder"):
+        open_run(tmp_path)
 
 
 def test_a_long_name_can_be_written(tmp_path: Path):

@@ -513,6 +513,8 @@ MISTAKES: dict[str, tuple[list[str], str]] = {
     "not a number": (["{model}", "--upload-mb", "nan"], "upload=0 must be"),
     "seconds": (["{model}", "--seconds", "-1"], "seconds=-1"),
     "queue": (["{model}", "--queue", "3"], "no room for a request of 64"),
+    "an empty token": (["{model}", "--token", ""], "the token is empty or has spaces"),  # a variable that is not set
+    "a token for no header": (["{model}", "--token", "sésame"], "characters beyond ASCII"),
     "threshold": (["{model}", "--threshold", "90"], "threshold=90 must be between 0 and 1"),
     "precision": (["{model}", "--precision", "0.9"], "no stored validation scores to choose a threshold with"),
     "both": (["{model}", "--threshold", "0.9", "--precision", "0.9"], "threshold and precision both"),

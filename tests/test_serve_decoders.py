@@ -20,7 +20,7 @@ from PIL import Image
 from starlette.testclient import TestClient
 
 from benchmarks.serve_load import family
-from smallvit.data.worker import ANSWER, ASK, BROKEN, LARGE, MEMORY, PIXELS, READY
+from smallvit.data.worker import ANSWER, ASK, BROKEN, BYTES, LARGE, MEMORY, PIXELS, READY
 from smallvit.runs.prediction import Predictor
 from smallvit.serving import Limits, make_app
 from smallvit.serving.decoders import Decoders
@@ -181,6 +181,12 @@ def test_a_process_has_limits(huge: bytes, predictor: Predictor):
     assert ask(huge, large=10**6)[0] == LARGE
     assert ask(huge, memory=50 * 2**20)[0] == MEMORY
     assert ask(huge, seconds=-0.4)[2] == -signal.SIGALRM  # by the clock, after 2 x seconds + 1
+
+
+def test_a_transparent_picture_takes_no_more_memory_than_others():
+    file = io.BytesIO()
+    Image.new("RGBA", (4000, 4000)).save(file, "png")
+    assert ask(file.getvalue(), memory=4000 * 4000 * BYTES + 2**25)[0] == PIXELS
 
 
 def test_a_process_does_not_import_jax():

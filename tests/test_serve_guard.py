@@ -66,7 +66,8 @@ def test_pages_of_other_sites_do_not_ask(client: TestClient):
         return client.request(method, path, headers={k.replace("_", "-"): v for k, v in headers.items()}).status_code
 
     assert status("POST", "/predict", Sec_Fetch_Site="cross-site") == 403
-    assert status("POST", "/predict", Origin="https://evil.example") == 403
+    for origin in ("https://evil.example", "null", "http://[", "http://[::1"):
+        assert status("POST", "/predict", Origin=origin) == 403, origin
     assert status("GET", "/examples", Sec_Fetch_Site="cross-site", Sec_Fetch_Mode="no-cors") == 403
     assert status("GET", "/", Sec_Fetch_Site="cross-site", Sec_Fetch_Mode="navigate") == 200  # a link
     own = {**IMAGE, "Origin": "http://localhost:8000", "Sec-Fetch-Site": "same-origin"}
@@ -181,9 +182,11 @@ def listening(predictor: Predictor, limits: Limits) -> Iterator[tuple[tuple[str,
         thread.start()
         while not server.started:
             time.sleep(0.01)
-        yield bound.getsockname(), server
-        server.should_exit = True
-        thread.join(10)
+        try:
+            yield bound.getsockname(), server
+        finally:
+            server.should_exit = True
+            thread.join(10)
 
 
 def asked(address: tuple[str, int]) -> bytes:
@@ -204,6 +207,20 @@ def test_idle_connections_lock_nobody_out(predictor: Predictor):
             assert idle[0].recv(1) == b""  # the oldest was closed
         finally:
             for each in idle:
+                each.close()
+
+
+def test_slow_uploads_lock_nobody_out(predictor: Predictor):
+    with listening(predictor, Limits(connections=4)) as (address, _):
+        slow = [socket.create_connection(address, timeout=5) for _ in range(4)]
+        try:
+            for each in slow:
+                each.sendall(b"POST /predict HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n\r\nabc")
+            time.sleep(0.2)
+            assert b" 200 OK" in asked(address)
+            assert slow[0].recv(1) == b""  # the oldest was closed
+        finally:
+            for each in slow:
                 each.close()
 
 

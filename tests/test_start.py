@@ -193,6 +193,22 @@ def test_weights_of_another_library(tmp_path: Path):
     assert read_start(str(folder / "model.safetensors")).settle(said) == (said, [])
 
 
+@pytest.mark.parametrize(
+    "facts",
+    [
+        *({"mean": [0.5] * 3, "std": std} for std in ([0.0] * 3, [[0.5]] * 3, ["0.5"] * 3, [float("nan")] * 3, [0.5])),
+        {"mean": [10**400] * 3, "std": [0.5] * 3},
+        *({"image_size": size} for size in (-1, 1.5, True, "12", 10**9, [3, "12", "12"], [[12, 12]], {"height": 12})),
+    ],
+)
+def test_a_configuration_of_another_library_that_lies_is_one_line(facts: dict[str, Any], tmp_path: Path):
+    save_file({"x": np.zeros(1, np.float32)}, tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text(json.dumps({**facts, "pretrained_cfg": [1]}))
+    start = read_start(str(tmp_path / "model.safetensors"))
+    with pytest.raises(ValueError, match=r"the configuration beside .* cannot be used: [^\n]*$"):
+        start.settle(TrainConfig(model="vit_tiny_data"))
+
+
 def test_grey_weights_do_not_take_coloured_images(photos: Path, tmp_path: Path):
     config = TrainConfig(str(photos), model="vit_tiny_data", init="x", mean=(0.5,), std=(0.5,), image_size=12)
     with pytest.raises(ValueError, match="x was trained on grey images, those of photos are coloured"):

@@ -35,7 +35,7 @@ def _private(folder: Path) -> Path:
 def write_safely(path: Path, write: Callable[[Path], object], keep: Callable[[], bool] = lambda: True) -> None:
     """Writes to a temporary file and renames it once it is on disk: a crash never leaves a partial file."""
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(path.parent)
         name = temporary_name(path)
         handle = os.open(name, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o666)  # the umask applies
     except OSError as error:
@@ -76,6 +76,15 @@ def trim(folder: Path, limit: int) -> None:
         with suppress(OSError):
             path.unlink()
             total -= size
+
+
+def make_folder(folder: Path) -> None:
+    """Creates the folder and its parents, and flushes each new entry to disk, since files in it are to survive."""
+    if folder.is_dir():
+        return
+    make_folder(folder.parent)
+    folder.mkdir(exist_ok=True)
+    sync_folder(folder.parent)
 
 
 def sync_folder(folder: Path) -> None:

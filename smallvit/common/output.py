@@ -37,6 +37,20 @@ class Lasting:
         return getattr(self._stream, name)
 
 
+def open_closed_streams() -> None:
+    """Opens the null device for each standard stream that is closed, as after `>&-`.
+
+    Otherwise the next file that is opened would have its number, and receive what libraries print.
+    """
+    for number, (name, mode) in enumerate((("stdin", "r"), ("stdout", "w"), ("stderr", "w"))):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # gets the lowest free number, which is this one
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(number, mode, closefd=False))  # noqa: SIM115, for the whole process
+
+
 @contextmanager
 def lasting_output() -> Iterator[None]:
     """Within this context, printing never fails."""

@@ -1,6 +1,5 @@
 """The common form of every source: images, labels and class names in three splits, and the preprocessing."""
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Literal, NamedTuple, get_args
@@ -11,6 +10,7 @@ from jaxtyping import Array, Float32, Int32, Shaped, UInt
 from smallvit.data.decoding import Fit
 
 Policy = Literal["cifar10", "svhn", "imagenet"]
+SMALLEST, LARGEST = 1e-6, 1e6  # of mean and std: others are 0 or infinite in float32, or turn logits into NaN
 
 
 @dataclass(frozen=True)
@@ -87,10 +87,12 @@ class Preprocess:
         if fit not in get_args(Fit):
             raise ValueError(f"fit={fit!r:.60} must be one of {', '.join(get_args(Fit))}")
         for name, values in (("mean", mean), ("std", std)):
-            if not (_is_list(values, int | float, channels) and all(abs(value) < math.inf for value in values)):
-                raise ValueError(f"{name}={values!r:.60} must be one finite number per channel ({channels})")
-        if min(std) <= 0:
-            raise ValueError(f"std={std!r:.60} must be above 0")
+            if not (_is_list(values, int | float, channels) and all(abs(value) <= LARGEST for value in values)):
+                raise ValueError(
+                    f"{name}={values!r:.60} must be one number of at most {LARGEST:g} per channel ({channels})"
+                )
+        if min(std) < SMALLEST:
+            raise ValueError(f"std={std!r:.60} must be above 0, at least {SMALLEST:g}")
         if depth not in (8, 16):
             raise ValueError(f"depth={depth!r:.60} must be 8 or 16")
         return cls((size[0], size[1]), channels, fit, tuple(map(float, mean)), tuple(map(float, std)), depth)

@@ -212,12 +212,22 @@ def _eight_bits(image: Image.Image, channels: int) -> Image.Image:
     if _is_deep(image):
         image = Image.fromarray(_scaled(np.asarray(image), 255))
     if image.has_transparency_data:
-        image = image.convert("RGBA")
-        image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)
+        image = _on_white(image)
     # Convert to RGB first: some modes, such as CMYK, have no direct conversion to grey.
-    if image.mode not in ("1", "L"):
+    if image.mode not in ("1", "L", "RGB"):
         image = image.convert("RGB")
-    return image.convert("L" if channels == 1 else "RGB")
+    mode = "L" if channels == 1 else "RGB"
+    return image if image.mode == mode else image.convert(mode)
+
+
+def _on_white(image: Image.Image) -> Image.Image:
+    """In strips: whole copies of a large image would take several times its memory."""
+    whole = Image.new("RGB", image.size)
+    rows = max(2**20 // image.width, 1)
+    for top in range(0, image.height, rows):
+        strip = image.crop((0, top, image.width, min(top + rows, image.height))).convert("RGBA")
+        whole.paste(Image.alpha_composite(Image.new("RGBA", strip.size, "white"), strip).convert("RGB"), (0, top))
+    return whole
 
 
 def _scaled(values: np.ndarray, highest: int) -> UInt8[np.ndarray, "H W"] | UInt16[np.ndarray, "H W"]:

@@ -147,11 +147,18 @@ def _list_folders(folder: Path) -> Listing:
             raise ValueError(f"{path} has classes that are not in {parts['train']}: {first_few(unknown)}")
 
     errors: list[OSError] = []
+    tops = {path / name for path in parts.values() for name in classes}
+
+    def skip(error: OSError) -> None:
+        if Path(error.filename) in tops:  # a whole class
+            _refuse(error)
+        errors.append(error)
+
     files = [
         Named(file, part, name, "")
         for part, path in parts.items()
         for name in classes
-        for file in images_below(path / name, errors.append)
+        for file in images_below(path / name, skip)
     ]
     if errors:
         names_of = [f"{os.path.relpath(error.filename, folder)} ({error.strerror})" for error in errors]

@@ -11,6 +11,7 @@ from smallvit.runs.scores import softmax, wilson
 
 FEWEST = 50  # validation images needed to fit a temperature
 COLDEST, HOTTEST = 0.2, 5.0
+LOWEST, HIGHEST = 1e-3, 1e3  # accepted from a file
 GRID = (*(i / 100 for i in range(99)), *(i / 1000 for i in range(990, 1000)))
 
 
@@ -70,8 +71,10 @@ class Calibration:
     def from_json(cls, stored: Mapping[str, Any]) -> "Calibration":
         """Reads the content of config.json; models of older versions have no calibration."""
         temperature, validation = stored.get("temperature", 1.0), stored.get("validation", {})
-        if not (isinstance(temperature, int | float) and 0 < temperature < float("inf")):
-            raise ValueError(f"temperature={temperature!r:.60} must be a positive number")
+        if not (isinstance(temperature, int | float) and LOWEST <= temperature <= HIGHEST):
+            raise ValueError(
+                f"temperature={temperature!r:.60} must be a positive number from {LOWEST:g} to {HIGHEST:g}"
+            )
         try:
             images = int(validation.get("images", 0))
             rows = tuple((float(at), int(kept), int(right)) for at, kept, right in validation.get("thresholds", ()))

@@ -12,7 +12,15 @@ from itertools import chain, count
 from pathlib import Path
 from typing import Any
 
-from smallvit.common.files import read_json, sync_folder, temporary_name, truncated, write_bytes, write_json
+from smallvit.common.files import (
+    make_folder,
+    read_json,
+    sync_folder,
+    temporary_name,
+    truncated,
+    write_bytes,
+    write_json,
+)
 from smallvit.common.text import as_csv, shown
 
 CONFIG, PLAN, RESULT, METRICS = "config.json", "plan.json", "result.json", "metrics.csv"
@@ -52,12 +60,17 @@ def finished_folds(path: str | Path) -> list[Path]:
 
 def check_name(runs: Path, name: str | None) -> None:
     """Raises a ValueError if the folder exists: existing folders are never written to."""
-    try:
-        str(runs / (name or "")).encode()
-    except UnicodeEncodeError:
-        raise ValueError(f"{runs / (name or '')} is not UTF-8, as checkpoints need: choose another folder") from None
+    _check_path(runs / (name or ""))
     if name and (runs / name).exists() and not _is_empty(runs / name):
         raise ValueError(f"{runs / name} exists: choose another --name, or resume it with --resume {runs / name}")
+
+
+def _check_path(folder: Path) -> None:
+    path = folder.absolute()
+    try:
+        str(path).encode()
+    except UnicodeEncodeError:
+        raise ValueError(f"{path} is not UTF-8, as checkpoints need: choose another folder") from None
 
 
 def new_name(runs: Path, name: str | None, default: str) -> str:
@@ -78,7 +91,7 @@ def create_run(runs: Path, name: str | None, default: str, config: dict[str, Any
             shutil.rmtree(left, ignore_errors=True)
     making = temporary_name(runs / free)
     try:
-        making.mkdir(parents=True)
+        make_folder(making)
         write_json(making / CONFIG, {"command": command, "config": config, "versions": versions()})
         making.rename(runs / free)  # atomic: a run folder never lacks its configuration
         sync_folder(runs)
@@ -100,7 +113,11 @@ def open_run(folder: Path) -> dict[str, Any]:
         raise ValueError(f"{folder} is not a run folder, it has no {CONFIG}: give a run folder of `smallvit train`")
     if (folder / RESULT).exists():
         raise ValueError(f"{folder} is finished: its results are in {folder / RESULT}")
-    return read_json(folder / CONFIG)["config"]
+    _check_path(folder)
+    stored = read_json(folder / CONFIG)
+    if not isinstance(stored, dict) or not isinstance(stored.get("config"), dict):
+        raise ValueError(f"{folder / CONFIG} is not that of a run: give a run folder of `smallvit train`")
+    return stored["config"]
 
 
 @contextmanager

@@ -82,7 +82,6 @@ class Saved:
 
 def save_model(folder: Path, spec: Spec, variables: PyTree, classes: tuple[str, ...], preprocess: Preprocess) -> None:
     """Writes the folder, or overwrites the weights of the same model in it."""
-    folder.mkdir(parents=True, exist_ok=True)
     arrays = {path: np.asarray(leaf) for path, leaf in by_path(variables).items()}
     write_json(folder / CONFIG, describe(spec, classes, preprocess))
     write_bytes(folder / WEIGHTS, save(arrays))

@@ -83,7 +83,12 @@ class Guard:
         if headers.get("sec-fetch-site") in ("cross-site", "same-site") and not follows_link:
             return True
         origin = headers.get("origin")
-        return origin is not None and urlsplit(origin).netloc.lower() != headers.get("host", "").lower()
+        if origin is None:
+            return False
+        try:
+            return urlsplit(origin).netloc.lower() != headers.get("host", "").lower()
+        except ValueError:  # no address at all
+            return True
 
     def _without_token(self, scope: Scope, headers: Headers) -> Response | None:
         kind, _, given = headers.get("authorization", "").partition(" ")

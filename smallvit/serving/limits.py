@@ -17,7 +17,7 @@ class Limits:
     decode_seconds: int | float = 10  # per image; then its process is killed
     large: int = 128 * 2**20  # decoded bytes; larger images are decoded in a separate process and do not block others
     large_queue: int = 64  # images waiting for that process, so that they do not fill the queue
-    connections: int = 512  # above this, the connection that has been idle longest is closed
+    connections: int = 512  # above this, the one that has waited longest for its client is closed
     header_seconds: int | float = 10  # timeout for the header of a request
 
     def __post_init__(self) -> None:

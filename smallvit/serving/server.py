@@ -1,5 +1,6 @@
 """The server process: one socket, one model."""
 
+import re
 import socket
 from collections.abc import Collection
 from contextlib import closing, suppress
@@ -44,9 +45,14 @@ def serve(
     "unsure" if its probability is below the threshold.
     """
     check_threshold(threshold, precision)
+    if token is not None and not re.fullmatch("[!-~]+", token):
+        raise ValueError(
+            "the token is empty or has spaces or characters beyond ASCII, which headers cannot hold: choose another"
+        )
     limits = limits or Limits()
     local = _is_loopback(host)
-    token = token or (None if local else token_urlsafe(24))
+    if token is None and not local:
+        token = token_urlsafe(24)
     # The thread that asks for an answer waits for it anyway. Has no effect once jax has computed something.
     jax.config.update("jax_cpu_enable_async_dispatch", False)
     predictor = Predictor(run)

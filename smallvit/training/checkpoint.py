@@ -14,7 +14,7 @@ import jax
 from jax.experimental import multihost_utils
 from jaxtyping import PyTree
 
-from smallvit.common.files import read_json, sync_folder, write_json
+from smallvit.common.files import make_folder, read_json, sync_folder, write_json
 from smallvit.training.cluster import broadcast_choice
 
 KEEP = 2
@@ -34,7 +34,7 @@ class Checkpoints:
     def save(self, step: int, state: PyTree, notes: dict[str, Any]) -> None:
         arrays = self.folder / f"{step:09d}"
         if jax.process_index() == 0:
-            self.folder.mkdir(exist_ok=True)
+            make_folder(self.folder)
             self._remove(arrays)  # left by a run that was killed while saving
             self._check_room(state)
         multihost_utils.sync_global_devices("checkpoint")

@@ -13,6 +13,7 @@ from smallvit.common.files import read_json
 from smallvit.common.paths import by_path
 from smallvit.common.words import did_you_mean
 from smallvit.convert.load import FACTS, State, fetch, fit_weights, head_paths, read_state
+from smallvit.data import Preprocess
 from smallvit.layers import Classifier
 from smallvit.ops import pair
 from smallvit.registry import preset
@@ -92,10 +93,10 @@ class Start:
         if self.saved is not None:
             return self.saved.preprocess.size, self.source
         known = self.facts.get("input_size") or self.facts.get("image_size")
-        if isinstance(known, list):
-            known = tuple(known[-2:])  # channels, height, width in timm
         if known:
-            return pair(known), self.source
+            # Channels, height, width in timm.
+            size = known[-2:] if isinstance(known, list) else [known, known]
+            return self._checked(size=size).size, self.source
         model = config.model or ""
         return pair(preset(model).fields["image_size"]), f"{model}, since the source has none"
 
@@ -103,10 +104,18 @@ class Start:
         if self.saved is not None:
             return self.saved.preprocess.mean, self.saved.preprocess.std, "those of the source"
         values = [self.facts.get(name) or self.facts.get(f"image_{name}") for name in ("mean", "std")]
-        if all(isinstance(value, list) for value in values):
-            mean, std = (tuple(map(float, value or ())) for value in values)
-            return mean, std, "those of the source"
+        if isinstance(values[0], list) and isinstance(values[1], list):
+            known = self._checked(channels=len(values[0]), mean=values[0], std=values[1])
+            return known.mean, known.std, "those of the source"
         return *IMAGENET, "those of ImageNet, since the source has none (--mean and --std change them)"
+
+    def _checked(self, **facts: Any) -> Preprocess:
+        """Checks values from elsewhere by the rules for our own models."""
+        usual = {"size": [1, 1], "channels": 3, "fit": "crop", "mean": IMAGENET[0], "std": IMAGENET[1]}
+        try:
+            return Preprocess.from_json({**usual, **facts})
+        except ValueError as error:
+            raise ValueError(f"the configuration beside {self.source} cannot be used: {error}") from None
 
 
 def read_start(source: str) -> Start:
@@ -125,7 +134,8 @@ def read_start(source: str) -> Start:
         return Start(source, by_path(saved.variables), saved, {})
     if path.is_dir() and "config" in facts:
         raise ValueError(f"{source} holds no model yet: give a run that has evaluated at least once")
-    return Start(source, read_state(path), None, {**facts, **facts.get("pretrained_cfg", {})})
+    of_timm = facts.get("pretrained_cfg")
+    return Start(source, read_state(path), None, {**facts, **(of_timm if isinstance(of_timm, dict) else {})})
 
 
 def _numbers(values: tuple[float, ...]) -> str:
