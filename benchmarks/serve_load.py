@@ -1,10 +1,11 @@
 """Many clients at once against `smallvit serve`, on this machine: that nothing fails, and how long answers take.
 
 python -m benchmarks.serve_load RUN --clients 200 --requests 4000
-python -m benchmarks.serve_load RUN --clients 50 --requests 1000 --attack
+python -m benchmarks.serve_load RUN --clients 200 --requests 20000 --attack
 
-With --attack the same good requests are sent alone and beside attackers in a process of their own, who send images
-that are small as files and huge as pixels, files of empty parts, headers byte by byte, and connections with nothing.
+With --attack the same good requests are sent alone, during an attack, and alone again. The attackers have their own
+process. They send images that are small as files and huge as pixels, files of empty parts, headers and uploads byte by
+byte, half of an upload, and nothing at all.
 """
 
 import argparse
@@ -122,18 +123,24 @@ def attack(address: str, started: Any, stop: Any, counts: Any) -> None:
                 answer = await http.post("/predict", content=content, headers=IMAGE)
                 done[f"{name}, {answer.status_code}"] += 1
 
-    async def idle(send: bytes, name: str) -> None:
+    def post(length: int) -> bytes:
+        return f"POST /predict HTTP/1.1\r\nHost: {host}:{port}\r\nContent-Length: {length}\r\n\r\n".encode()
+
+    async def connect(name: str, first: bytes, slowly: bytes = b"", pause: float = 0.1) -> None:
+        """Sends the `first` bytes at once, others one by one, and closes the connection; again and again."""
         while not stop.is_set():
             with suppress(OSError):
                 _, writer = await asyncio.open_connection(host, int(port))
                 done[name] += 1
-                for byte in send * 100 or b"\0" * 300:
+                writer.write(first)
+                for byte in slowly:
+                    await writer.drain()
+                    await asyncio.sleep(pause)
                     if stop.is_set():
                         break
-                    if send:
-                        writer.write(bytes([byte]))
-                        await writer.drain()
-                    await asyncio.sleep(0.1)
+                    writer.write(bytes([byte]))
+                else:
+                    await asyncio.sleep(pause if slowly or first else 30)
                 writer.close()
 
     started.set()
@@ -143,8 +150,10 @@ def attack(address: str, started: Any, stop: Any, counts: Any) -> None:
             await asyncio.gather(
                 *(upload(http, contents[0], "pixels") for _ in range(8)),
                 *(upload(http, contents[1], "parts") for _ in range(2)),
-                *(idle(b"", "silent") for _ in range(240)),
-                *(idle(b"GET / HTTP/1.1\r\nX: ", "slow header") for _ in range(40)),
+                *(connect("silent", b"") for _ in range(240)),
+                *(connect("slow header", b"", b"GET / HTTP/1.1\r\n" + b"X: " * 100) for _ in range(40)),
+                *(connect("slow upload", post(20_000), bytes(20_000)) for _ in range(40)),
+                *(connect("half an upload", post(20_000) + bytes(10_000)) for _ in range(8)),
             )
 
     asyncio.run(everything())

@@ -6,6 +6,8 @@ import pytest
 
 from smallvit.common.files import write_json
 from smallvit.training import MachineOptions, TrainConfig, loop, preparation
+from smallvit.training.plan import read_plan
+from smallvit.training.trainer import Trainer
 
 
 class Seen(Exception):
@@ -35,3 +37,10 @@ def test_another_precision_is_refused():
     )
     with pytest.raises(ValueError, match="started with accumulate=4, not 2: leave out accumulate"):
         MachineOptions(accumulate=2).resume(begun)
+
+
+@pytest.mark.parametrize("content", [[], {}, {"batch_size": 8}, "text", {"decisions": 3}])
+def test_a_damaged_plan_is_one_line(tmp_path: Path, content: object):
+    write_json(tmp_path / "plan.json", content)
+    with pytest.raises(ValueError, match=r"plan\.json is damaged: restore it, or start a new run"):
+        read_plan(tmp_path, object.__new__(Trainer))

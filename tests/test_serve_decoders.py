@@ -73,7 +73,8 @@ def test_what_hangs_is_killed_and_others_are_served(client: TestClient):
     assert lives(other)
     assert [send(client)[0] for _ in range(3)] == [200] * 3
     assert decoders(client).replaced == 1
-    assert "smallvit_decoders_replaced 1" in client.get("/metrics").text
+    counter = "# TYPE smallvit_decoders_replaced_total counter\nsmallvit_decoders_replaced_total 1"
+    assert counter in client.get("/metrics").text
 
 
 def test_what_dies_costs_its_own_image(client: TestClient):

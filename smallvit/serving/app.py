@@ -138,7 +138,7 @@ class _Service:
 
     async def show_metrics(self, request: Request) -> Response:
         gauges = dict(waiting_images=self.classes.taken, waiting_maps=self.maps.taken, upload_bytes=self.held)
-        text = self.metrics.text(self.classes.sizes, **gauges, decoders_replaced=self.decoders.replaced)
+        text = self.metrics.text(self.classes.sizes, **gauges, decoders_replaced_total=self.decoders.replaced)
         return Response(text, media_type="text/plain; version=0.0.4")
 
     async def health(self, request: Request) -> Response:

@@ -35,8 +35,8 @@ class Metrics:
         self.requests[path, status] += 1
         self.seconds.setdefault(path, Histogram(SECONDS)).add(seconds)
 
-    def text(self, batches: Histogram, **gauges: int | float) -> str:
-        """Returns all metrics; `gauges` are current values, such as waiting images and bytes of uploads."""
+    def text(self, batches: Histogram, **others: int | float) -> str:
+        """Returns all metrics; `others` are counters if their names end in _total, otherwise gauges."""
         lines = ["# TYPE smallvit_requests_total counter"]
         lines += [
             f'smallvit_requests_total{{path="{path}",status="{status}"}} {count}'
@@ -53,6 +53,7 @@ class Metrics:
             lines += histogram.lines("smallvit_request_seconds", f'path="{path}"')
         lines.append("# TYPE smallvit_batch_images histogram")
         lines += batches.lines("smallvit_batch_images")
-        for name, value in gauges.items():
-            lines += [f"# TYPE smallvit_{name} gauge", f"smallvit_{name} {value:g}"]
+        for name, value in others.items():
+            kind = "counter" if name.endswith("_total") else "gauge"
+            lines += [f"# TYPE smallvit_{name} {kind}", f"smallvit_{name} {value:g}"]
         return "\n".join(lines) + "\n"

@@ -132,7 +132,10 @@ def read_plan(folder: Path, trainer: Trainer) -> Plan | None:
     )
     if stored is None:
         return None
-    plan = Plan.from_json(stored)
+    try:
+        plan = Plan.from_json(stored)
+    except (TypeError, KeyError, ValueError):
+        raise ValueError(f"{folder / PLAN} is damaged: restore it, or start a new run") from None
     if plan.data != data_digest(trainer.data):
         raise ValueError(f"the data is not what {folder} was trained on: restore it, or start a new run")
     if plan.batch_size != trainer.batch_size:
