@@ -63,8 +63,12 @@ class Trainer:
         self._init: Any = jax.jit(
             init, out_shardings=self._shardings, compiler_options={"xla_backend_optimization_level": 0}
         )
+        # A CPU spends the time of a step in kernels and matrix products: better code for the rest only compiles longer.
         self._step: Any = jax.jit(
-            on_mesh(mesh, step), donate_argnums=0, out_shardings=(self._shardings, replicated(mesh))
+            on_mesh(mesh, step),
+            donate_argnums=0,
+            out_shardings=(self._shardings, replicated(mesh)),
+            compiler_options={"xla_backend_optimization_level": 1} if jax.default_backend() == "cpu" else None,
         )
         self._predict: Any = jax.jit(
             on_mesh(mesh, lambda state, images, normalisation: predict(state.variables, images, normalisation)),
