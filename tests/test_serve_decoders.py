@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import httpx2
@@ -23,7 +24,7 @@ from benchmarks.serve_load import family
 from smallvit.data.worker import ANSWER, ASK, BROKEN, BYTES, LARGE, MEMORY, PIXELS, READY
 from smallvit.runs.prediction import Predictor
 from smallvit.serving import Limits, make_app
-from smallvit.serving.decoders import Decoders
+from smallvit.serving.decoders import NICE, Decoders
 from tests.served import photo, save_tiny, started, tiny_predictor
 
 IMAGE = {"Content-Type": "image/png"}
@@ -104,7 +105,9 @@ def test_one_that_died_while_idle_costs_nothing(client: TestClient):
 def test_large_images_do_not_keep_small_ones_waiting(client: TestClient):
     """With the process for large images held, small ones are answered, and few large ones wait."""
     assert send(client, 60)[0] == 200
-    *_, large = decoders(client).processes
+    usual, *_, large = decoders(client).processes
+    priority = partial(os.getpriority, os.PRIO_PROCESS)
+    assert priority(large) == min(priority(usual) + NICE, 19)
     os.kill(large, signal.SIGSTOP)
     with ThreadPoolExecutor(8) as pool:
         answers = [pool.submit(send, client, 60) for _ in range(8)]

@@ -35,6 +35,8 @@ def main() -> None:
     asked, answered = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # a library's prints must not mix with the answers
     _limit(options["memory"])
+    if hasattr(os, "nice"):  # not on Windows
+        os.nice(options.get("nice", 0))
     _write(answered, READY, b"")
     while len(start := asked.read(ASK.size)) == ASK.size:
         (length,) = ASK.unpack(start)

@@ -16,13 +16,14 @@ from smallvit.data.worker import ANSWER, ASK, BROKEN, BYTES, LARGE, MEMORY, READ
 from smallvit.serving.limits import Limits, Refused
 
 KINDS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF")  # only the usual ones: every parser is attack surface
+NICE = 10  # of the process for large images: it only gets what others leave of a busy CPU
 START_SECONDS = 60  # for the imports of a process on a busy machine
 # One thread, since numpy reserves memory per thread; and memory that Pillow frees is returned to the system at once.
 _SMALL = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "MALLOC_MMAP_THRESHOLD_": str(2**20)}
 
 
 class Decoders:
-    """`limits.decoders` processes, and one more for large images, which do not delay smaller ones."""
+    """`limits.decoders` processes, and one more for large images, of low priority, so that they do not delay others."""
 
     def __init__(self, limits: Limits, preprocess: Preprocess) -> None:
         self.limits, self.large = limits, 0  # large images that are waiting or being decoded
@@ -31,7 +32,7 @@ class Decoders:
         usual = {**options, "large": min(limits.large, most), "memory": min(limits.large, most) + around}
         self._shape, self._dtype = (*preprocess.size, preprocess.channels), preprocess.dtype
         self._usual = _Pool(usual, limits.decoders)
-        self._for_large = _Pool({**options, "large": most, "memory": most + around}, 1)
+        self._for_large = _Pool({**options, "large": most, "memory": most + around, "nice": NICE}, 1)
 
     @property
     def workers(self) -> list["_Worker"]:
