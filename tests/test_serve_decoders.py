@@ -108,6 +108,8 @@ def test_large_images_do_not_keep_small_ones_waiting(client: TestClient):
     usual, *_, large = decoders(client).processes
     priority = partial(os.getpriority, os.PRIO_PROCESS)
     assert priority(large) == min(priority(usual) + NICE, 19)
+    if (group := Path(f"/proc/{large}/autogroup")).exists():
+        assert group.read_text().endswith(f" nice {NICE}\n")
     os.kill(large, signal.SIGSTOP)
     with ThreadPoolExecutor(8) as pool:
         answers = [pool.submit(send, client, 60) for _ in range(8)]

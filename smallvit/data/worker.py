@@ -34,9 +34,8 @@ def main() -> None:
     options = json.loads(sys.argv[1])
     asked, answered = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # a library's prints must not mix with the answers
+    _lower_priority(options.get("nice", 0))
     _limit(options["memory"])
-    if hasattr(os, "nice"):  # not on Windows
-        os.nice(options.get("nice", 0))
     _write(answered, READY, b"")
     while len(start := asked.read(ASK.size)) == ASK.size:
         (length,) = ASK.unpack(start)
@@ -71,6 +70,14 @@ def _decode(content: bytes, options: dict[str, Any]) -> tuple[int, bytes]:
         return PIXELS, decode_opened(image, size, options["channels"], options["fit"], depth).tobytes()
 
     return with_image(Bounded(content), within_limits, options["kinds"])
+
+
+def _lower_priority(nice: int) -> None:
+    if nice and hasattr(os, "nice"):  # not on Windows
+        os.nice(nice)
+        # Linux may schedule each session as a group, and then only compares the priorities of groups.
+        with suppress(OSError), open("/proc/self/autogroup", "w") as group:
+            group.write(str(nice))
 
 
 def _limit(memory: int) -> None:
