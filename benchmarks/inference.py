@@ -3,7 +3,7 @@
     .venv-peers/bin/python -m benchmarks.inference [--images 3000] [--rounds 5]
 
 The run is made here, in one epoch on random images of 32 pixels; all sides must give the same answers. The ONNX models
-are the file of `smallvit export` and torch's own export of the torch model, which onnxruntime runs faster.
+are the file of `smallvit export` and torch's own export of the torch model.
 
 - model: decoded images to probabilities, in batches of 64 and of 1.
 - predict: a folder of JPEGs of 64 pixels to probabilities. Ours is `predict_files`, the loop of `smallvit predict`,
