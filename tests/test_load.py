@@ -111,7 +111,10 @@ def test_what_does_not_fit_is_listed(timm_state, tmp_path: Path):
     [
         ("nowhere.safetensors", "nowhere.safetensors does not exist"),
         (__file__, "ends in '.py': give a .safetensors"),
-        (str(FIXTURES), "fixtures is no run or model folder and no SavedModel of Keras: give one, or a file"),
+        (
+            str(FIXTURES),
+            "fixtures is neither a run or model folder nor a Keras SavedModel: give one, or a file of weights",
+        ),
     ],
 )
 def test_wrong_sources(source: str, message: str):

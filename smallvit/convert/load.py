@@ -126,7 +126,9 @@ def read_state(source: str | Path) -> State:
     path = fetch(source)
     if path.is_dir():
         if not (path / "saved_model.pb").exists():
-            raise ValueError(f"{source} is no run or model folder and no SavedModel of Keras: give one, or a file")
+            raise ValueError(
+                f"{source} is neither a run or model folder nor a Keras SavedModel: give one, or a file of weights"
+            )
         return keras.read_saved_model(path)
     read = _reader(path)
     try:
