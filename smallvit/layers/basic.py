@@ -79,7 +79,7 @@ class BatchNorm(nn.Module):
     ) -> Float[Array, "b *rest d"]:
         if not train:
             factor, shift = self.affine(x.shape[-1])
-            return self.shift(x.astype(at_least_float32(x.dtype)) * align(factor, x), shift, more)
+            return self.finish(x.astype(at_least_float32(x.dtype)) * align(factor, x), shift, more)
         running_mean, running_var, scale, bias = self._variables(x.shape[-1])
         rows = x.reshape(-1, x.shape[-1])
         added = None if more is None else more.reshape(rows.shape)
@@ -96,10 +96,10 @@ class BatchNorm(nn.Module):
         factor = scale * jax.lax.rsqrt(var.value + self.epsilon)
         return factor, bias - mean.value * factor
 
-    def shift(
+    def finish(
         self, y: Float[Array, "b *rest d"], shift: Float[Array, "d"], more: Float[Array, "b *rest d"] | None
     ) -> Float[Array, "b *rest d"]:
-        """The rest of the evaluation, after the factor."""
+        """The rest of the evaluation, after the factor: the term, `more` and ReLU."""
         wide = at_least_float32(y.dtype)
         y = y.astype(wide) + align(shift, y).astype(wide)
         y = y if more is None else y + more.astype(wide)

@@ -71,4 +71,4 @@ class ConvNorm(nn.Module):
         if train:
             return norm(conv(x), more, train=True)
         factor, shift = norm.affine(self.features)  # the kernel takes the factor: one pass less, also in exports
-        return norm.shift(conv(x, factor), shift, more)
+        return norm.finish(conv(x, factor), shift, more)

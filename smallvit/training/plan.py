@@ -113,9 +113,10 @@ def make_plan(config: TrainConfig, trainer: Trainer, started: float) -> Plan:
         left = seconds - (time.monotonic() - started) - ending(trainer, per_evaluation)
         if left < per_step:
             each = "" if config.folds is None else f" for each of the {config.folds} folds"
+            needed = math.ceil((seconds - left) / 60 + 0.5)
             raise ValueError(
                 f"{seconds / 60:g} minutes{each} leave no time to train: reading, compiling and the report take "
-                f"{duration(seconds - left)} here, give at least {math.ceil((seconds - left) / 60 + 0.5)} minutes{each}"
+                f"{duration(seconds - left)} here, give at least {needed} minute{'s' * (needed > 1)}{each}"
             )
         evaluations = max(min(evaluations, EVALUATING * left / per_evaluation), 1.0)
         epochs = (left - min(evaluations * per_evaluation, EVALUATING * left)) / (per_step * epoch)
