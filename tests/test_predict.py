@@ -8,6 +8,7 @@ import os
 import shutil
 import sys
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -17,9 +18,10 @@ from PIL import Image
 
 import smallvit
 from smallvit.data import Preprocess, find_images
+from smallvit.runs import prediction
 from smallvit.runs.answers import Prediction, Unreadable, as_csv
 from smallvit.runs.calibration import Calibration
-from smallvit.runs.prediction import Predictor, predict_files
+from smallvit.runs.prediction import Predictor, make_predict, predict_files
 from smallvit.runs.saved import Spec, save_calibration, save_model
 from tests.runs import run_command
 
@@ -35,14 +37,28 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_any_number_of_images_with_few_compilations(folder: Path):
+@pytest.mark.parametrize("constant", [0, 2**24], ids=["weights as arguments", "weights as constants"])
+def test_any_number_of_images_with_few_compilations(folder: Path, constant: int, monkeypatch: pytest.MonkeyPatch):
+    traced = []
+
+    def make_recorded(*args: Any, **settings: Any) -> Any:
+        predict = make_predict(*args, **settings)
+
+        def recorded(variables: Any, images: Any, normalisation: Any) -> Any:
+            traced.append(len(images))
+            return predict(variables, images, normalisation)
+
+        return recorded
+
+    monkeypatch.setattr(prediction, "make_predict", make_recorded)
+    monkeypatch.setattr(prediction, "CONSTANT", constant)
     predict = Predictor(folder, largest=8)
     images = np.random.default_rng(0).integers(0, 256, (19, 8, 12, 3)).astype(np.uint8)
     all_at_once = predict(images)
     np.testing.assert_allclose(all_at_once.sum(axis=1), 1, atol=1e-5)
     for number in (1, 2, 3, 5, 8, 9):
         np.testing.assert_allclose(predict(images[:number]), all_at_once[:number], atol=1e-5)
-    assert predict._predict[0][0]._cache_size() == 3  # 1, 4 and 8
+    assert sorted(traced) == [1, 4, 8]
 
 
 @pytest.mark.parametrize(

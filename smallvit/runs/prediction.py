@@ -18,6 +18,7 @@ from smallvit.runs.saved import Saved, load_ensemble
 from smallvit.runs.scores import averaged, softmax
 
 CHUNK = 8  # files per task: waking a thread takes almost as long as decoding a small image
+CONSTANT = 2**24  # bytes of weights that a program may hold
 
 
 def make_predict(
@@ -43,16 +44,7 @@ class Predictor:
     def __init__(self, model: Saved | str | Path, largest: int = 64, *, flip: bool = False) -> None:
         self.saved = model if isinstance(model, Saved) else load_ensemble(model)
         self.largest = largest
-        self._predict = [
-            (
-                jax.jit(make_predict(member.model, member.preprocess, flip=flip)),
-                # Once: passing a hundred numpy arrays takes longer than running a small model.
-                jax.device_put(member.variables),
-                jax.device_put(member.preprocess.normalisation),
-                np.float32(member.temperature),
-            )
-            for member in self.saved.members
-        ]
+        self._members = [(_program(member, flip=flip), np.float32(member.temperature)) for member in self.saved.members]
 
     def decode(self, source: str | Source, formats: Sequence[str] = FORMATS) -> UInt[np.ndarray, "H W c"]:
         """Decodes an image file, or its bytes, at the model's size; raises a ValueError if it cannot be read."""
@@ -90,14 +82,28 @@ class Predictor:
         if len(images) < size:
             padded = np.zeros((size, *images.shape[1:]), images.dtype)
             padded[: len(images)] = images
-        logits = [
-            np.asarray(predict(variables, padded, normalisation))[: len(images)] / temperature
-            for predict, variables, normalisation, temperature in self._predict
-        ]
+        logits = [np.asarray(predict(padded))[: len(images)] / temperature for predict, temperature in self._members]
         return averaged(logits) if len(logits) > 1 else logits[0]
 
     def _sizes(self) -> list[int]:
         return [*(size for size in (1, 4, 16, 64, 256) if size < self.largest), self.largest]
+
+
+def _program(saved: Saved, *, flip: bool) -> Callable[[UInt[np.ndarray, "b H W c"]], Float[Array, "b k"]]:
+    """A compiled function from decoded images to logits."""
+    predict = make_predict(saved.model, saved.preprocess, flip=flip)
+    # Once: passing a hundred numpy arrays takes longer than running a small model.
+    variables, normalisation = jax.device_put((saved.variables, saved.preprocess.normalisation))
+    many = jax.jit(predict)
+    # Constants need not be passed, and what depends on them alone is computed by the compiler: a single image takes two
+    # thirds of the time. The program of another run cannot be reused, which a larger batch does not make up for.
+    one = jax.jit(lambda images: predict(variables, images, normalisation))
+    small = sum(leaf.nbytes for leaf in jax.tree.leaves(variables)) <= CONSTANT
+
+    def run(images: UInt[np.ndarray, "b H W c"]) -> Float[Array, "b k"]:
+        return one(images) if small and len(images) == 1 else many(variables, images, normalisation)
+
+    return run
 
 
 def predict(

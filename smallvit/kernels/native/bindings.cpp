@@ -899,9 +899,10 @@ ffi::Error conv(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::AnyBuffer weights, 
     const Kernels& kernels = kernels_for(x);
     const bool tiled = kernels.tiled(task);
     const auto run = tiled ? kernels.tiled_conv : kernels.conv;
-    // Few parts, since each packs the weights.
+    // Few parts, since each packs the weights: two per thread, which balance the load, or one for a small task.
+    constexpr int64_t SMALL = 64;  // rows or tiles of a thread
     const int64_t rows = tiled ? kernels.tiles(task) : task.windows.batch * task.windows.rows;
-    const int64_t threads = workers(pool, rows), parts = threads == 1 ? 1 : std::min(rows, 2 * threads);
+    const int64_t threads = workers(pool, rows), parts = threads == 1 || rows <= SMALL * threads ? threads : 2 * threads;
     const int64_t scratch_size = Floats::aligned(tiled ? kernels.tiled_scratch(task) : kernels.conv_scratch(task));
     const Floats scratch(scratch_size * threads);
     share_out(pool, parts, [&](int64_t part, int64_t worker) {
