@@ -39,8 +39,8 @@ KERNELS = """
     def wave(y):  # so that every number of the result has a gradient of its own
         return (y * jnp.cos(jnp.arange(y.size)).reshape(y.shape)).sum()
 
-    def check(used, kernel, images, *others, divided=True):
-        # images are spread, the others are whole: values and gradients, and which kernels compute them
+    def check(used, kernel, images, *others, divided=True, gathered=()):
+        # images are spread, the others are whole: values and gradients, which kernels compute them, what is gathered
         def loss(images, *others):
             return sum(map(wave, jax.tree.leaves(kernel(images, *others))))
 
@@ -53,7 +53,7 @@ KERNELS = """
         jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-5, atol=2e-5), alone, compiled(*spread))
         text = compiled.as_text()
         assert set(re.findall('custom_call_target="smallvit_([a-z_]+)"', text)) == set(used.split()), text
-        assert "all-gather" not in text and "all-to-all" not in text, text
+        assert re.findall(r"= (\\S+?)[{]\\S* all-gather", text) == [*gathered] and "all-to-all" not in text, text
 """
 
 
@@ -109,10 +109,12 @@ def test_batch_norm_has_the_moments_of_all_devices():
     run(
         KERNELS
         + """
-    used, others = "column_means batch_forward batch_sums batch_backward", (draw(1, 10), draw(2, 10))
+    used, others = "column_moments batch_forward batch_sums batch_backward", (draw(1, 10), draw(2, 10))
     x = draw(0, 6, 10) + jnp.arange(6)[:, None]
-    check(used, lambda *args: kernels.batch_norm(*args, None, 1e-5, False)[0], x, *others)
-    check(used, lambda x, *others: kernels.batch_norm(x, *others, x * 2, 1e-5, True)[0], x, *others)
+    moments = ["f32[2,2,10]"]
+    check(used, lambda *args: kernels.batch_norm(*args, None, 1e-5, False)[0], x, *others, gathered=moments)
+    adds = lambda x, *others: kernels.batch_norm(x, *others, x * 2, 1e-5, True)[0]
+    check(used, adds, x, *others, gathered=moments)
     """
     )
 

@@ -18,7 +18,7 @@ VARIABLE = "SMALLVIT_KERNELS"  # avx512, avx2, portable: use this instruction se
 
 # The handlers, with one letter per argument and result that says how it is sharded over devices. r: by the leading
 # axis; c: by the last axis; w: replicated; m: replicated masks, which rows use in turn; s: each device has a sum over
-# its rows, and the sums are added up.
+# its rows, and the sums are added up; g: each device has a result of its own, and all are gathered on a new first axis.
 _HANDLERS = {
     "attention_forward": "rrrwwm->rr",
     "attention_backward": "rrrwwmrr->rrrrs",
@@ -28,7 +28,7 @@ _HANDLERS = {
     "mixed_backward": "rrrwmwwwwwrr->rrrrrrrrr",
     "norm_forward": "rww->r",
     "norm_backward": "rwr->rss",
-    "column_means": "rw->s",
+    "column_moments": "r->g",
     "batch_forward": "rwwwwr->r",
     "batch_sums": "rwwrr->ss",
     "batch_backward": "rwwwrrww->rr",
@@ -153,12 +153,14 @@ def call(
     mesh = jax.sharding.get_abstract_mesh()
     arguments, _, returns = _HANDLERS[name].partition("->")
     if mesh.size < 2 or mesh.manual_axes or not _divides(mesh.size, arguments, args):
-        return _call(name, results, args, attributes)
+        found = zip(_call(name, results, args, attributes), returns, strict=True)
+        return [each[None] if kind == "g" else each for each, kind in found]
     local = [_part(result, kind, mesh.size) for result, kind in zip(results, returns, strict=True)]
 
     def run(*args: jax.Array | np.ndarray) -> tuple[jax.Array, ...]:
+        join = {"s": jax.lax.psum, "g": jax.lax.all_gather}
         found = zip(_call(name, local, args, attributes), returns, strict=True)
-        return tuple(jax.lax.psum(each, mesh.axis_names) if kind == "s" else each for each, kind in found)
+        return tuple(join[kind](each, mesh.axis_names) if kind in join else each for each, kind in found)
 
     specs = {"r": PartitionSpec(mesh.axis_names), "c": PartitionSpec(None, mesh.axis_names)}
     ins, outs = (tuple(specs.get(kind, PartitionSpec()) for kind in kinds) for kinds in (arguments, returns))

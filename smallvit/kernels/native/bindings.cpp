@@ -593,19 +593,20 @@ void invert(const float* var, int64_t size, float epsilon, float* inverse) {
   for (int64_t i = 0; i < size; i++) inverse[i] = 1.0f / std::sqrt(var[i] + epsilon);
 }
 
-// The contribution of these rows to the mean of each column over `rows` rows, some of which may be on other devices;
-// or, given the means, to the variance.
-ffi::Error column_means(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::AnyBuffer mean, ffi::Result<ffi::AnyBuffer> result,
-                        int64_t rows) {
+// The mean of each column, and its variance.
+ffi::Error column_moments(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::Result<ffi::AnyBuffer> result) {
   return guarded([&] {
     BatchNorm task = read_batch_norm(x);
-    if (mean.element_count()) task.mean = per_column(mean, task);
-    float* means = sized(result, {task.d});
     const Kernels& kernels = kernels_for(x);
-    const auto add = task.mean ? kernels.column_squares : kernels.column_sums;
-    sum_over_rows(pool, task.rows, task.d, {means},
-                  [&](int64_t from, int64_t to, float* sums) { add(task, from, to, sums); });
-    divide(means, task.d, rows);
+    float *const mean = sized(result, {2, task.d}), *const var = mean + task.d;
+    const auto average = [&](auto add, float* out) {
+      sum_over_rows(pool, task.rows, task.d, {out},
+                    [&](int64_t from, int64_t to, float* sums) { add(task, from, to, sums); });
+      divide(out, task.d, task.rows);
+    };
+    average(kernels.column_sums, mean);
+    task.mean = mean;
+    average(kernels.column_squares, var);
   });
 }
 
@@ -1014,7 +1015,7 @@ HANDLER(smallvit_mixed_backward, mixed_backward,
             .Attr<bool>("mask_diagonal").Attr<float>("epsilon"));
 HANDLER(smallvit_norm_forward, norm_forward, ARG ARG ARG RET.Attr<float>("epsilon"));
 HANDLER(smallvit_norm_backward, norm_backward, ARG ARG ARG RET RET RET.Attr<float>("epsilon"));
-HANDLER(smallvit_column_means, column_means, ARG ARG RET.Attr<int64_t>("rows"));
+HANDLER(smallvit_column_moments, column_moments, ARG RET);
 HANDLER(smallvit_batch_forward, batch_forward,
         ARG ARG ARG ARG ARG ARG RET.Attr<float>("epsilon").Attr<bool>("relu"));
 HANDLER(smallvit_batch_sums, batch_sums, ARG ARG ARG ARG ARG RET RET.Attr<float>("epsilon").Attr<bool>("relu"));
