@@ -1,13 +1,16 @@
-"""How the time of a training step grows with batch, tokens, depth, width and classes, next to torch; and its memory.
+"""How the time of a training step grows with batch, tokens, depth, width, classes and devices, next to torch; memory.
 
     .venv-peers/bin/python -m benchmarks.scaling [--rounds 5] [--plot docs/images/scaling.png]
 
 The model is sl_vit_small_data at 32 pixels with batches of 64, and one thing at a time is changed; the torch side is
 vit-pytorch's with the same shapes. Both take turns, and each keeps its fastest step. An exponent is the slope of the
-logarithm of the time. Memory is what XLA plans for a step besides weights and batch.
+logarithm of the time. Memory is what XLA plans for a step besides weights and batch. Devices are parts of the same
+cores, each with its share of the batch: what they take longer than one is the cost of dividing the work.
 """
 
 import argparse
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from functools import cache
@@ -22,6 +25,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 import benchmarks.torch_peers  # noqa: F401, first: it makes the next import work
 
@@ -42,6 +46,7 @@ AXES: dict[str, tuple[int, ...]] = {
     "num_classes": (10, 100, 1000),
 }
 TITLES = {"image_size": "image size (tokens: its square / 16)", "dim": "width", "num_classes": "classes"}
+DEVICES = (1, 2, 4)
 LESS_MEMORY = [{"accumulate": 2}, {"accumulate": 4}, {"remat": True}, {"remat": True, "batch": 256}]
 
 
@@ -58,7 +63,7 @@ def shapes(image_size: int, depth: int, dim: int, num_classes: int) -> dict[str,
 
 
 def our_step(
-    images: np.ndarray, fields: dict[str, int], accumulate: int, remat: bool
+    images: np.ndarray | jax.Array, fields: dict[str, int], accumulate: int, remat: bool
 ) -> tuple[Callable[[], None], Any, float]:
     """A training step, its compiled program, and the seconds that it took to compile."""
     model = smallvit.create_model("sl_vit_small_data", **fields)
@@ -125,6 +130,30 @@ def measure(
     return Row(min(times[ours][1:]), min(times[theirs][1:]), memory, compiling)
 
 
+def time_on_devices(number: int, rounds: int) -> float:
+    """The seconds of a step on so many devices; jax can be told their number only before it starts."""
+    command = [sys.executable, "-m", "benchmarks.scaling", "--devices", str(number), "--rounds", str(rounds)]
+    return float(subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout)
+
+
+def step_on_devices(number: int, rounds: int) -> float:
+    jax.config.update("jax_num_cpu_devices", number)
+    mesh = jax.make_mesh((number,), ("data",), axis_types=(AxisType.Auto,))
+    case = dict(BASE)
+    shape = (case.pop("batch"), case["image_size"], case["image_size"], 3)
+    images = np.random.default_rng(0).standard_normal(shape, np.float32)
+    with jax.set_mesh(mesh):
+        images = jax.device_put(images, NamedSharding(mesh, PartitionSpec("data")))
+        run, _, _ = our_step(images, shapes(**case), accumulate=1, remat=False)
+        run()
+        times = []
+        for _ in range(rounds):
+            begun = time.perf_counter()
+            run()
+            times.append(time.perf_counter() - begun)
+    return min(times)
+
+
 def exponent(values: tuple[int, ...], seconds: list[float]) -> float:
     return float(np.polyfit(np.log(values), np.log(seconds), 1)[0])
 
@@ -143,6 +172,9 @@ def lines(rounds: int) -> Iterator[str]:
         for value in values:
             case = BASE | {axis: value}
             yield line(TITLES.get(axis, axis), str(value), measure(rounds, **case), case["batch"])
+    for number in DEVICES:
+        seconds = time_on_devices(number, rounds)
+        yield f"| devices | {number} | {1e3 * seconds:.0f} | | | {1e3 * seconds / BASE['batch']:.2f} | | |"
     for changed in LESS_MEMORY:
         case = BASE | changed
         yield line(
@@ -178,7 +210,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--plot", type=Path)
+    parser.add_argument("--devices", type=int, help="only print the seconds of a step on so many devices")
     args = parser.parse_args()
+    if args.devices:
+        print(step_on_devices(args.devices, args.rounds))
+        return
     for line in lines(args.rounds):
         print(line, flush=True)
     if args.plot:
