@@ -2,7 +2,7 @@
 
 import ctypes
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
@@ -18,7 +18,7 @@ VARIABLE = "SMALLVIT_KERNELS"  # avx512, avx2, portable: use this instruction se
 
 # The handlers, with one letter per argument and result that says how it is sharded over devices. r: by the leading
 # axis; c: by the last axis; w: replicated; m: replicated masks, which rows use in turn; s: each device has a sum over
-# its rows, and the sums are added up.
+# its rows, and the sums are added up. *: any number of replicated arrays; each device computes everything.
 _HANDLERS = {
     "attention_forward": "rrrwwm->rr",
     "attention_backward": "rrrwwmrr->rrrrs",
@@ -44,6 +44,10 @@ _HANDLERS = {
     "conv_gradient": "rr->s",
     "depthwise": "rw->r",
     "depthwise_gradient": "rr->s",
+    "clip": "*->*",
+    "weighted_sums": "*->*",
+    "adam": "*->*",
+    "muon": "*->*",
 }
 
 # jax retraces when it changes, so that a function traced before does not keep its kernels.
@@ -145,15 +149,19 @@ def call(
     name: str,
     results: list[jax.ShapeDtypeStruct],
     *args: jax.Array | np.ndarray,
-    **attributes: bool | np.float32 | np.int64 | np.ndarray,
+    overwrite: Mapping[int, int] | None = None,
+    **attributes: bool | np.float32 | np.float64 | np.int64 | np.ndarray,
 ) -> Sequence[jax.Array]:
-    """Calls a handler; each device computes its rows. Under vmap, calls are sequential."""
+    """Calls a handler; each device computes its rows. Under vmap, calls are sequential.
+
+    `overwrite` maps arguments to the results that use their memory, if nothing else needs them.
+    """
     if status().instruction_set is None:
         raise ValueError(f"{status()}: check smallvit.kernels.usable() first")
     mesh = jax.sharding.get_abstract_mesh()
     arguments, _, returns = _HANDLERS[name].partition("->")
-    if mesh.size < 2 or mesh.manual_axes or not _divides(mesh.size, arguments, args):
-        return _call(name, results, args, attributes)
+    if mesh.size < 2 or mesh.manual_axes or arguments == "*" or not _divides(mesh.size, arguments, args):
+        return _call(name, results, args, attributes, overwrite)
     local = [_part(result, kind, mesh.size) for result, kind in zip(results, returns, strict=True)]
 
     def run(*args: jax.Array | np.ndarray) -> tuple[jax.Array, ...]:
@@ -165,8 +173,16 @@ def call(
     return jax.shard_map(run, in_specs=ins, out_specs=outs, check_vma=False)(*args)
 
 
-def _call(name: str, results: list[jax.ShapeDtypeStruct], args: Sequence, attributes: dict) -> Sequence[jax.Array]:
-    return jax.ffi.ffi_call(f"smallvit_{name}", results, vmap_method="sequential")(*args, **attributes)
+def _call(
+    name: str,
+    results: list[jax.ShapeDtypeStruct],
+    args: Sequence,
+    attributes: dict,
+    overwrite: Mapping[int, int] | None = None,
+) -> Sequence[jax.Array]:
+    aliases = dict(overwrite or {})
+    run = jax.ffi.ffi_call(f"smallvit_{name}", results, vmap_method="sequential", input_output_aliases=aliases)
+    return run(*args, **attributes)
 
 
 def _divides(parts: int, kinds: str, args: Sequence[jax.Array | np.ndarray]) -> bool:
