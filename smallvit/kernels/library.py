@@ -2,7 +2,7 @@
 
 import ctypes
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
@@ -149,19 +149,14 @@ def call(
     name: str,
     results: list[jax.ShapeDtypeStruct],
     *args: jax.Array | np.ndarray,
-    overwrite: Mapping[int, int] | None = None,
-    **attributes: bool | np.float32 | np.float64 | np.int64 | np.ndarray,
+    **attributes: bool | np.float32 | np.int64 | np.ndarray,
 ) -> Sequence[jax.Array]:
-    """Calls a handler; each device computes its rows. Under vmap, calls are sequential.
-
-    `overwrite` maps arguments to the results that use their memory, if nothing else needs them.
-    """
-    if status().instruction_set is None:
-        raise ValueError(f"{status()}: check smallvit.kernels.usable() first")
+    """Calls a handler; each device computes its rows. Under vmap, calls are sequential."""
+    _check()
     mesh = jax.sharding.get_abstract_mesh()
     arguments, _, returns = _HANDLERS[name].partition("->")
-    if mesh.size < 2 or mesh.manual_axes or arguments == "*" or not _divides(mesh.size, arguments, args):
-        return _call(name, results, args, attributes, overwrite)
+    if mesh.size < 2 or mesh.manual_axes or not _divides(mesh.size, arguments, args):
+        return _call(name, results, args, attributes)
     local = [_part(result, kind, mesh.size) for result, kind in zip(results, returns, strict=True)]
 
     def run(*args: jax.Array | np.ndarray) -> tuple[jax.Array, ...]:
@@ -173,15 +168,34 @@ def call(
     return jax.shard_map(run, in_specs=ins, out_specs=outs, check_vma=False)(*args)
 
 
+def call_whole(
+    name: str,
+    results: list[jax.ShapeDtypeStruct],
+    args: Sequence[jax.Array | np.ndarray],
+    attributes: dict[str, np.float64 | np.int64 | np.ndarray],
+    overwrite: dict[int, int],
+) -> Sequence[jax.Array]:
+    """Calls a handler for any number of replicated arrays; each device computes everything.
+
+    `overwrite` maps arguments to the results that use their memory, unless the arguments are needed later.
+    """
+    _check()
+    return _call(name, results, args, attributes, overwrite)
+
+
+def _check() -> None:
+    if status().instruction_set is None:
+        raise ValueError(f"{status()}: check smallvit.kernels.usable() first")
+
+
 def _call(
     name: str,
     results: list[jax.ShapeDtypeStruct],
     args: Sequence,
     attributes: dict,
-    overwrite: Mapping[int, int] | None = None,
+    overwrite: dict[int, int] | None = None,
 ) -> Sequence[jax.Array]:
-    aliases = dict(overwrite or {})
-    run = jax.ffi.ffi_call(f"smallvit_{name}", results, vmap_method="sequential", input_output_aliases=aliases)
+    run = jax.ffi.ffi_call(f"smallvit_{name}", results, vmap_method="sequential", input_output_aliases=overwrite)
     return run(*args, **attributes)
 
 

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from smallvit.kernels.library import call, like, usable
+from smallvit.kernels.library import call_whole, like, usable
 
 Arrays = Sequence[Array]
 Scalar = float | np.float32 | Float[Array, ""]
@@ -86,9 +86,9 @@ def _call(
     length = len(lists[0])
     if not length:
         return [[]] * returned
-    results = [like(x) for arrays in lists[:returned] for x in arrays]
     arrays = [x for each in lists for x in each]
+    results = [like(x) for x in arrays[: returned * length]]
     overwrite = {len(scalars) + i: i for i in range(len(results))}
     scalars = [jnp.asarray(each, jnp.float32) for each in scalars]
-    found = call(name, results, *scalars, *arrays, overwrite=overwrite, **attributes)
+    found = call_whole(name, results, [*scalars, *arrays], attributes, overwrite)
     return [found[i : i + length] for i in range(0, len(found), length)]

@@ -60,9 +60,9 @@ def _adam(rate: float) -> optax.GradientTransformation:
         adam, *others = state
         count = optax.safe_increment(adam.count)
         moments = [jax.tree.leaves(moment) for moment in (adam.mu, adam.nu)]
-        corrections = 1 - decays[0] ** count, 1 - decays[1] ** count
-        updates, *moments = native.adam(grads, *moments, corrections, decays, _EPSILON, rate)
-        mu, nu = (jax.tree.unflatten(jax.tree.structure(adam.mu), moment) for moment in moments)
+        corrections = jnp.asarray(1 - decays[0] ** count), jnp.asarray(1 - decays[1] ** count)
+        updates, *found = native.adam(grads, moments[0], moments[1], corrections, decays, _EPSILON, rate)
+        mu, nu = (jax.tree.unflatten(jax.tree.structure(adam.mu), moment) for moment in found)
         return updates, (optax.ScaleByAdamState(count, mu, nu), *others)
 
     return _with_kernels(pure, update)
@@ -76,7 +76,8 @@ def _muon(rate: float) -> optax.GradientTransformation:
     def update(grads: list[Array], state: Any) -> tuple[Sequence[Array], Any]:
         muon, *others = state
         count = optax.safe_increment(muon.count)
-        corrections = 1 - decay**count, 1 - decay ** optax.safe_increment(count)
+        following = optax.safe_increment(count)
+        corrections = jnp.asarray(1 - decay**count), jnp.asarray(1 - decay**following)
         leaves, structure = jax.tree.flatten(muon.mu)
         updates, mu = native.muon(grads, leaves, corrections, decay, _EPSILON, rate, _STEPS, _COEFFICIENTS)
         return updates, (muon._replace(count=count, mu=jax.tree.unflatten(structure, mu)), *others)
@@ -89,12 +90,12 @@ def _with_kernels(
 ) -> optax.GradientTransformation:
     """The same transformation, with the same state, by one native kernel for all arrays if possible."""
 
-    def choose(grads: PyTree, state: Any, params: PyTree | None = None) -> tuple[PyTree, Any]:
-        leaves, structure = jax.tree.flatten(grads)
+    def choose(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
+        leaves, structure = jax.tree.flatten(updates)
         if shards_weights() or not native.takes_arrays(leaves):
-            return pure.update(grads, state, params)
-        updates, state = update(leaves, state)
-        return jax.tree.unflatten(structure, updates), state
+            return pure.update(updates, state, params)
+        leaves, state = update(leaves, state)
+        return jax.tree.unflatten(structure, leaves), state
 
     return optax.GradientTransformation(pure.init, choose)
 

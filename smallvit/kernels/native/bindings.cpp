@@ -937,7 +937,7 @@ ffi::Error conv_gradient(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::AnyBuffer 
     Conv task = conv_task(x, dy, size, stride, padding);
     task.dy = dy.untyped_data();
     const int64_t rows = window_size(task.windows);
-    task.dkernel = sized(dweights, {rows, task.features});
+    task.dkernel = sized(dweights, {task.windows.tall, task.windows.wide, task.windows.channels, task.features});
     const Kernels& kernels = kernels_for(x);
     if (kernels.tiled(task)) return run_tiled_gradient(pool, task, kernels);
     constexpr int64_t UNIT = 48;  // rows: whole blocks of every kind
