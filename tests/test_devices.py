@@ -122,7 +122,7 @@ def test_batch_norm_has_the_moments_of_all_devices():
 def test_two_devices_train_as_one_does():
     run(
         """
-        import jax, numpy as np
+        import jax, numpy as np, re
         from smallvit.data import Dataset, Preprocess, Split
         from smallvit.runs.saved import Spec
         from smallvit.training import TrainConfig
@@ -142,9 +142,12 @@ def test_two_devices_train_as_one_does():
         recipe = config.full_recipe
         pace = Pace(np.float32(0.5), np.float32(0.001), np.float32(0.9))
 
-        def train(devices):
+        def train(devices, fsdp=1):
             mesh = jax.make_mesh(
-                (devices, 1), AXES, axis_types=(jax.sharding.AxisType.Auto,) * 2, devices=jax.devices()[:devices]
+                (devices // fsdp, fsdp),
+                AXES,
+                axis_types=(jax.sharding.AxisType.Auto,) * 2,
+                devices=jax.devices()[:devices],
             )
             trainer = Trainer(spec.create(), recipe, data, mesh, 16, 0, accumulate=2, remat=False)
             trainer.compile()()
@@ -156,7 +159,9 @@ def test_two_devices_train_as_one_does():
             return np.array(losses), trainer._step.as_text(), trainer._predict.as_text()
 
         (one, *_), (two, step, predict) = train(1), train(2)
+        sharded, sharded_step, _ = train(2, fsdp=2)
         np.testing.assert_allclose(one, two, atol=2e-5)
+        np.testing.assert_allclose(one, sharded, atol=2e-5)
         assert abs(one - one[0]).max() > 1e-3  # it learns
         for name in ("conv", "batch_forward", "packed_forward", "dense_gelu", "depthwise", "norm_forward"):
             assert f'"smallvit_{name}"' in step, name
@@ -164,5 +169,10 @@ def test_two_devices_train_as_one_does():
             assert f'"smallvit_{name}"' in predict, name
         for name in ("conv_gradient", "batch_backward", "packed_backward", "dense_gradient", "depthwise_gradient"):
             assert f'"smallvit_{name}"' in step, name
+        for name in ("clip", "adam", "muon", "weighted_sums"):
+            assert f'"smallvit_{name}"' in step, name
+            assert f'"smallvit_{name}"' not in sharded_step, name  # each device updates its part of the weights
+        gathered = re.findall(r"= (\\S+?)[{]\\S* all-gather", step)
+        assert gathered and all(shape.startswith("f32[2,2,") for shape in gathered), gathered  # BatchNorm's moments
         """
     )

@@ -25,7 +25,7 @@ from smallvit.training.choice import choose_augmentation, choose_model
 from smallvit.training.mesh import make_mesh
 from smallvit.training.optimiser import _as_matrices, kernels, optimiser
 from smallvit.training.plan import MOMENTS, Plan, rate_at
-from smallvit.training.step import Pace, make_init, make_step
+from smallvit.training.step import STILL, Pace, make_init, make_step
 from smallvit.training.trainer import Trainer, _class_weights
 
 
@@ -206,6 +206,25 @@ def test_muon_is_that_of_optax():
         wider = max(1.0, wanted.shape[-1] ** 2 / wanted.size) ** 0.5
         # Singular values of 0 amplify rounding errors.
         np.testing.assert_allclose(updates[name]["kernel"], -wider * wanted, atol=2e-4 if name == "flat" else 1e-5)
+
+
+@pytest.mark.skipif(not native.usable(), reason=str(native.status()))
+@pytest.mark.parametrize(
+    "fields", [{}, {"layer_decay": 0.7}, {"decay_all": True}, {"freeze": "backbone"}, {"ema": 0.0}]
+)
+def test_a_step_with_update_kernels_is_that_of_optax(monkeypatch, fields):
+    recipe = replace(RECIPES["default"], batch_size=8, clip=0.5, **fields)
+    small = Small(recipe, "hybrid_vit_tiny")
+    ours, _, _ = small.run(3, decay=0.01)
+    batch = small.images, small.labels, jax.random.key(1), STILL, PREPROCESS.normalisation
+    text = str(jax.make_jaxpr(small.step)(small.state, *batch))
+    assert all(f"smallvit_{name}" in text for name in ("clip", "adam", "weighted_sums"))
+    assert ("smallvit_muon" in text) == (recipe.freeze == "none")
+    monkeypatch.setattr(native, "takes_arrays", lambda *_: False)
+    theirs, _, _ = Small(recipe, "hybrid_vit_tiny").run(3, decay=0.01)
+    assert jax.tree.structure(ours) == jax.tree.structure(theirs)
+    for (path, a), b in zip(jax.tree.leaves_with_path(ours), jax.tree.leaves(theirs), strict=True):
+        np.testing.assert_allclose(a, b, atol=2e-5, err_msg=jax.tree_util.keystr(path))
 
 
 class Small:

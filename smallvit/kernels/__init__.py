@@ -10,11 +10,13 @@ from smallvit.kernels.library import VARIABLE, Status, disabled, status, usable
 from smallvit.kernels.linear import FEWEST, dense, multiplies
 from smallvit.kernels.mixing import attend_mixed, mixes
 from smallvit.kernels.rows import batch_norm, bias_gelu, layer_norm, takes_rows, transpose
+from smallvit.kernels.update import adam, clip, muon, takes_arrays, weighted_sums
 
 __all__ = [
     "FEWEST",
     "VARIABLE",
     "Status",
+    "adam",
     "attend",
     "attend_mixed",
     "attend_packed",
@@ -23,6 +25,7 @@ __all__ = [
     "attends_packed",
     "batch_norm",
     "bias_gelu",
+    "clip",
     "conv",
     "convolves",
     "convolves_depthwise",
@@ -32,10 +35,13 @@ __all__ = [
     "layer_norm",
     "mixes",
     "multiplies",
+    "muon",
     "status",
+    "takes_arrays",
     "takes_rows",
     "transpose",
     "unfold",
     "unfolds",
     "usable",
+    "weighted_sums",
 ]

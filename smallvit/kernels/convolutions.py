@@ -40,15 +40,15 @@ def _conv(geometry: Geometry, x: Array, kernel: Array) -> Array:
 
 def _conv_backward(geometry: Geometry, saved: tuple[Array, Array], dy: Array) -> tuple[Array, Array]:
     x, kernel = saved
-    p, q, channels, features = kernel.shape
-    dkernel = jax.ShapeDtypeStruct((p * q * channels, features), jnp.float32)
+    features = kernel.shape[-1]
+    dkernel = jax.ShapeDtypeStruct(kernel.shape, jnp.float32)
     (dkernel,) = call("conv_gradient", [dkernel], x, dy, **geometry.attributes())
     if (back := geometry.back(dy.shape)) is not None:
         dx = jnp.asarray(_conv(back, dy, kernel[::-1, ::-1].swapaxes(2, 3)))
     else:
         windows = turned_product(dy.reshape(-1, features), kernel.reshape(-1, features))
         dx = fold(geometry, windows.reshape(geometry.windows()))
-    return dx, dkernel.reshape(kernel.shape).astype(kernel.dtype)
+    return dx, dkernel.astype(kernel.dtype)
 
 
 _conv.defvjp(lambda geometry, x, kernel: (_conv(geometry, x, kernel), (x, kernel)), _conv_backward)

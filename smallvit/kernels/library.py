@@ -18,7 +18,8 @@ VARIABLE = "SMALLVIT_KERNELS"  # avx512, avx2, portable: use this instruction se
 
 # The handlers, with one letter per argument and result that says how it is sharded over devices. r: by the leading
 # axis; c: by the last axis; w: replicated; m: replicated masks, which rows use in turn; s: each device has a sum over
-# its rows, and the sums are added up; g: each device has a result of its own, and all are gathered on a new first axis.
+# its rows, and the sums are added up; g: each device has a result of its own, and all are gathered on a new first axis;
+# *: any number of replicated arrays, and each device computes everything.
 _HANDLERS = {
     "attention_forward": "rrrwwm->rr",
     "attention_backward": "rrrwwmrr->rrrrs",
@@ -44,6 +45,10 @@ _HANDLERS = {
     "conv_gradient": "rr->s",
     "depthwise": "rw->r",
     "depthwise_gradient": "rr->s",
+    "clip": "*->*",
+    "weighted_sums": "*->*",
+    "adam": "*->*",
+    "muon": "*->*",
 }
 
 # jax retraces when it changes, so that a function traced before does not keep its kernels.
@@ -148,8 +153,7 @@ def call(
     **attributes: bool | np.float32 | np.int64 | np.ndarray,
 ) -> Sequence[jax.Array]:
     """Calls a handler; each device computes its rows. Under vmap, calls are sequential."""
-    if status().instruction_set is None:
-        raise ValueError(f"{status()}: check smallvit.kernels.usable() first")
+    _check()
     mesh = jax.sharding.get_abstract_mesh()
     arguments, _, returns = _HANDLERS[name].partition("->")
     if mesh.size < 2 or mesh.manual_axes or not _divides(mesh.size, arguments, args):
@@ -167,8 +171,35 @@ def call(
     return jax.shard_map(run, in_specs=ins, out_specs=outs, check_vma=False)(*args)
 
 
-def _call(name: str, results: list[jax.ShapeDtypeStruct], args: Sequence, attributes: dict) -> Sequence[jax.Array]:
-    return jax.ffi.ffi_call(f"smallvit_{name}", results, vmap_method="sequential")(*args, **attributes)
+def call_whole(
+    name: str,
+    results: list[jax.ShapeDtypeStruct],
+    args: Sequence[jax.Array | np.ndarray],
+    attributes: dict[str, np.float64 | np.int64 | np.ndarray],
+    overwrite: dict[int, int],
+) -> Sequence[jax.Array]:
+    """Calls a handler for any number of replicated arrays; each device computes everything.
+
+    `overwrite` maps arguments to the results that use their memory, unless the arguments are needed later.
+    """
+    _check()
+    return _call(name, results, args, attributes, overwrite)
+
+
+def _check() -> None:
+    if status().instruction_set is None:
+        raise ValueError(f"{status()}: check smallvit.kernels.usable() first")
+
+
+def _call(
+    name: str,
+    results: list[jax.ShapeDtypeStruct],
+    args: Sequence,
+    attributes: dict,
+    overwrite: dict[int, int] | None = None,
+) -> Sequence[jax.Array]:
+    run = jax.ffi.ffi_call(f"smallvit_{name}", results, vmap_method="sequential", input_output_aliases=overwrite)
+    return run(*args, **attributes)
 
 
 def _divides(parts: int, kinds: str, args: Sequence[jax.Array | np.ndarray]) -> bool:

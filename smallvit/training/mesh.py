@@ -59,6 +59,11 @@ def on_mesh(mesh: Mesh, run: Callable[..., Any]) -> Callable[..., Any]:
     return traced
 
 
+def shards_weights() -> bool:
+    """Whether the code being traced is for a mesh over which weights are sharded."""
+    return jax.sharding.get_abstract_mesh().shape.get("fsdp", 1) > 1
+
+
 def spread(mesh: Mesh, size: int, rows: Callable[[slice], np.ndarray]) -> jax.Array:
     """An array over the mesh of which each process makes only its own rows."""
     shape = (size, *rows(slice(0, 0)).shape[1:])

@@ -1,7 +1,8 @@
 """AdamW, or Muon for hidden matrices and AdamW for the rest; at the peak rate, which the schedule scales per step."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -10,12 +11,15 @@ from jax.tree_util import KeyPath
 from jaxtyping import Array, Float, PyTree
 from optax.contrib import MuonDimensionNumbers, scale_by_muon
 
+from smallvit import kernels as native
+from smallvit.training.mesh import shards_weights
 from smallvit.training.own import Optimiser
 from smallvit.training.recipe import Recipe
 
 HEADS = ("head", "distill_head")
 _BLOCK = re.compile(r"(block|conv|pair|token|down)(_\d+)+$")  # names of layers that have a depth
 
+_ADAM_DECAYS, _MUON_DECAY, _EPSILON = (0.9, 0.999), 0.95, 1e-8
 _STEPS, _COEFFICIENTS = 5, (3.4445, -4.775, 2.0315)  # of Newton-Schulz, as in the first version of Muon
 _FEWEST = 16  # minimum inputs and outputs of a matrix for Muon: smaller ones have hardly a spectrum
 
@@ -28,19 +32,72 @@ def optimiser(recipe: Recipe, own: Optimiser | None = None) -> optax.GradientTra
     update = _optimiser(recipe) if own is None else own(recipe.learning_rate)
     if not isinstance(update, optax.GradientTransformation):
         raise ValueError(f"your optimiser returns {update!r:.60}: it must return an optax transformation")
-    update = optax.chain(optax.clip_by_global_norm(recipe.clip), update) if recipe.clip else update
+    update = optax.chain(_clip(recipe.clip), update) if recipe.clip else update
     if recipe.freeze == "none":
         return update
     return optax.partition({"head": update, "frozen": optax.set_to_zero()}, _parts)
 
 
 def _optimiser(recipe: Recipe) -> optax.GradientTransformation:
-    adam = optax.chain(optax.scale_by_adam(), optax.scale(-recipe.learning_rate))
+    adam = _adam(recipe.learning_rate)
     if recipe.optimiser == "muon":
-        momentum = scale_by_muon(ns_steps=0, weight_dimension_numbers=_as_matrices)  # normalised
-        muon = optax.chain(momentum, optax.stateless(_orthogonal), optax.scale(-recipe.matrix_rate))
-        return optax.partition({"muon": muon, "adam": adam}, _who_trains)
+        return optax.partition({"muon": _muon(recipe.matrix_rate), "adam": adam}, _who_trains)
     return adam
+
+
+def _clip(most: float) -> optax.GradientTransformation:
+    def update(grads: list[Array], state: Any) -> tuple[Sequence[Array], Any]:
+        return native.clip(grads, most), state
+
+    return _with_kernels(optax.clip_by_global_norm(most), update)
+
+
+def _adam(rate: float) -> optax.GradientTransformation:
+    decays = _ADAM_DECAYS
+    pure = optax.chain(optax.scale_by_adam(*decays, eps=_EPSILON), optax.scale(-rate))
+
+    def update(grads: list[Array], state: Any) -> tuple[Sequence[Array], Any]:
+        adam, *others = state
+        count = optax.safe_increment(adam.count)
+        moments = [jax.tree.leaves(moment) for moment in (adam.mu, adam.nu)]
+        corrections = jnp.asarray(1 - decays[0] ** count), jnp.asarray(1 - decays[1] ** count)
+        updates, *found = native.adam(grads, moments[0], moments[1], corrections, decays, _EPSILON, rate)
+        mu, nu = (jax.tree.unflatten(jax.tree.structure(adam.mu), moment) for moment in found)
+        return updates, (optax.ScaleByAdamState(count, mu, nu), *others)
+
+    return _with_kernels(pure, update)
+
+
+def _muon(rate: float) -> optax.GradientTransformation:
+    decay = _MUON_DECAY
+    momentum = scale_by_muon(ns_steps=0, beta=decay, eps=_EPSILON, weight_dimension_numbers=_as_matrices)  # normalised
+    pure = optax.chain(momentum, optax.stateless(_orthogonal), optax.scale(-rate))
+
+    def update(grads: list[Array], state: Any) -> tuple[Sequence[Array], Any]:
+        muon, *others = state
+        count = optax.safe_increment(muon.count)
+        following = optax.safe_increment(count)
+        corrections = jnp.asarray(1 - decay**count), jnp.asarray(1 - decay**following)
+        leaves, structure = jax.tree.flatten(muon.mu)
+        updates, mu = native.muon(grads, leaves, corrections, decay, _EPSILON, rate, _STEPS, _COEFFICIENTS)
+        return updates, (muon._replace(count=count, mu=jax.tree.unflatten(structure, mu)), *others)
+
+    return _with_kernels(pure, update)
+
+
+def _with_kernels(
+    pure: optax.GradientTransformation, update: Callable[[list[Array], Any], tuple[Sequence[Array], Any]]
+) -> optax.GradientTransformation:
+    """The same transformation, with the same state, by one native kernel for all arrays if possible."""
+
+    def choose(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
+        leaves, structure = jax.tree.flatten(updates)
+        if shards_weights() or not native.takes_arrays(leaves):
+            return pure.update(updates, state, params)
+        leaves, state = update(leaves, state)
+        return jax.tree.unflatten(structure, leaves), state
+
+    return optax.GradientTransformation(pure.init, choose)
 
 
 def kernels(params: PyTree) -> PyTree:

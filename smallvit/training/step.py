@@ -11,12 +11,14 @@ import optax
 from flax import struct
 from jaxtyping import Array, Float, Int, PRNGKeyArray, PyTree, UInt
 
+from smallvit import kernels as native
 from smallvit.augment import augment_batch
 from smallvit.common.paths import by_path, nested
 from smallvit.data import Normalisation, Preprocess
 from smallvit.layers import Classifier
 from smallvit.layers.basic import MOMENTUM
 from smallvit.ops import recompute
+from smallvit.training.mesh import shards_weights
 from smallvit.training.optimiser import HEADS, kernels, layer_rates
 from smallvit.training.own import Own
 from smallvit.training.recipe import Recipe
@@ -159,12 +161,12 @@ def make_step(
         updates, moments = optimiser.update(grads, state.moments, state.params)
         decays = jax.tree.map(lambda _: True, state.params) if recipe.decay_all else kernels(state.params)
         factors = scales or jax.tree.map(lambda _: 1.0, state.params)
-        params = jax.tree.map(partial(_moved, pace), state.params, updates, decays, factors)
+        params = _moved(pace, state.params, updates, decays, factors)
         average = state.average
         if average:
             # Shorter at first, so that the average forgets the initial weights.
             ema = jnp.minimum(pace.ema, (1.0 + state.step) / (10.0 + state.step))
-            average = jax.tree.map(lambda old, new: ema * old + (1 - ema) * new, average, {"params": params, **others})
+            average = _weighted_sum(ema, average, 1 - ema, {"params": params, **others})
             if recipe.freeze != "none":  # bit-exact: an average of equal numbers is rounded
                 head = jax.tree.map(lambda p, new, scale: new if scale else p, params, average["params"], factors)
                 average = {"params": head, **others}
@@ -183,9 +185,23 @@ def _grown(step: Int[Array, ""], updates: int, old: Array, new: Array) -> Array:
     return old + jnp.maximum(1.0, 1 / (share * (1.0 + step))) * (new - old)
 
 
-def _moved(pace: Pace, value: Array, update: Array, decays: bool, scale: float) -> Array:
-    """Returns a parameter after a step; `scale` multiplies its learning rate and weight decay."""
-    if scale == 0:
-        return value
-    rate, decay = (pace.rate, pace.decay) if scale == 1 else (pace.rate * scale, pace.decay * scale)
-    return (1 - decay) * value + rate * update if decays else value + rate * update
+def _moved(pace: Pace, params: PyTree, updates: PyTree, decays: PyTree, scales: PyTree) -> PyTree:
+    """Returns the parameters after a step; `scales` multiply their learning rate and weight decay."""
+    leaves, structure = jax.tree.flatten(params)
+    ways = list(zip(jax.tree.leaves(decays), jax.tree.leaves(scales), strict=True))
+    changes = jax.tree.leaves(updates)
+    for decay, scale in {way: None for way in ways if way[1] != 0}:
+        chosen = [i for i, way in enumerate(ways) if way == (decay, scale)]
+        kept = 1 - pace.decay * scale if decay else 1.0
+        moved = _weighted_sum(kept, [leaves[i] for i in chosen], pace.rate * scale, [changes[i] for i in chosen])
+        for i, leaf in zip(chosen, moved, strict=True):
+            leaves[i] = leaf
+    return jax.tree.unflatten(structure, leaves)
+
+
+def _weighted_sum(a: Scalar | float, x: PyTree, b: Scalar | float, y: PyTree) -> PyTree:
+    """Returns a x + b y, by one native kernel for all arrays if possible."""
+    (xs, structure), ys = jax.tree.flatten(x), jax.tree.leaves(y)
+    if shards_weights() or not native.takes_arrays(xs, ys):
+        return jax.tree.map(lambda x, y: a * x + b * y, x, y)
+    return jax.tree.unflatten(structure, native.weighted_sums(a, xs, b, ys))

@@ -61,7 +61,9 @@ class Trainer:
         )
         # It runs once: optimising its many random draws would take five times as long as the rest.
         self._init: Any = jax.jit(
-            init, out_shardings=self._shardings, compiler_options={"xla_backend_optimization_level": 0}
+            init,
+            out_shardings=self._shardings,
+            compiler_options=_known({"xla_backend_optimization_level": 0}, {"xla_cpu_use_fusion_emitters": False}),
         )
         # A CPU spends the time of a step in kernels and matrix products: better code for the rest only compiles longer.
         self._step: Any = jax.jit(
@@ -161,6 +163,17 @@ class Trainer:
 
     def finite(self, state: State) -> bool:
         return all(bool(jnp.isfinite(leaf).all()) for leaf in jax.tree.leaves(state.params))
+
+
+def _known(options: dict[str, Any], for_cpu: dict[str, Any]) -> dict[str, Any]:
+    """Adds options for the CPU, if there are no other devices and this version of XLA knows them."""
+    if jax.default_backend() != "cpu":
+        return options
+    try:
+        jax.jit(lambda: 0, compiler_options=for_cpu).lower().compile()
+    except jax.errors.JaxRuntimeError:
+        return options
+    return {**options, **for_cpu}
 
 
 def _eval_batch_size(data: Dataset, mesh: Mesh) -> int:

@@ -9,6 +9,7 @@
 #include "linear.h"
 #include "mixing.h"
 #include "rows.h"
+#include "update.h"
 #include "winograd.h"
 
 namespace smallvit {
@@ -57,6 +58,11 @@ constexpr Kernels kernels = {
     kernel_gradient,
     depthwise<T>,
     depthwise_gradient<T>,
+    sum_of_squares,
+    weighted_sum,
+    adam,
+    muon_scratch,
+    muon,
 };
 
 }  // namespace

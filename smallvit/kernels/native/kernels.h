@@ -126,10 +126,40 @@ struct DenseGradient {
   float *c = nullptr, *sums = nullptr;
 };
 
+// z = a x + b y; without y, z = a x. z may be x or y.
+struct WeightedSum {
+  const float *x = nullptr, *y = nullptr;
+  float* z = nullptr;
+  float a = 0, b = 0;
+};
+
+// Adam (https://arxiv.org/abs/1412.6980): the running means of the gradient and of its square, and the update. The
+// results may be the arguments.
+struct Adam {
+  const float *gradient = nullptr, *mean = nullptr, *square = nullptr;
+  float *update = nullptr, *new_mean = nullptr, *new_square = nullptr;
+  float mean_kept = 0, mean_added = 0, square_kept = 0, square_added = 0;
+  float mean_correction = 0, square_correction = 0;
+  float epsilon = 0, rate = 0;  // the rate is negative
+};
+
+// Muon (https://kellerjordan.github.io/posts/muon) for a matrix (inputs, outputs): the momentum, and the update, made
+// orthogonal by Newton-Schulz steps with the polynomial first + second x + third x^2. The results may be the arguments.
+struct Muon {
+  int64_t inputs = 0, outputs = 0, steps = 0;
+  const float *gradient = nullptr, *momentum = nullptr;
+  float *update = nullptr, *new_momentum = nullptr;
+  float kept = 0, added = 0;                        // of the momentum
+  float momentum_weight = 0, gradient_weight = 0;  // of Nesterov's momentum
+  float first = 0, second = 0, third = 0;
+  float epsilon = 0, rate = 0;  // the rate is negative
+};
+
 // The functions for one element type. Each computes a part of the whole, so that threads can share the work: attention
 // one batch element and head; mixed attention one batch element and, in the forward pass, its queries [from, to); a
-// dense layer a tile of the result; the others rows [from, to). Sums over rows are added to the existing values; the
-// gradient of a dense layer overwrites them.
+// dense layer a tile of the result; Muon a matrix; the others rows [from, to) or, in the update of the weights, which is
+// in float32 for every type, elements. Sums over rows are added to the existing values; the gradient of a dense layer
+// overwrites them.
 struct Kernels {
   int64_t (*padded)(int64_t size);  // rounds up to whole vectors; the row length of dbias (n, m)
   int64_t height, width;            // of the block that a dense layer computes at a time
@@ -174,6 +204,11 @@ struct Kernels {
   void (*kernel_gradient)(const Conv&, const float* points);
   void (*depthwise)(const Depthwise&, int64_t from, int64_t to);
   void (*depthwise_gradient)(const Depthwise&, int64_t from, int64_t to, float* dkernel);  // of images [from, to)
+  float (*sum_of_squares)(const float* x, int64_t from, int64_t to);
+  void (*weighted_sum)(const WeightedSum&, int64_t from, int64_t to);
+  void (*adam)(const Adam&, int64_t from, int64_t to);
+  int64_t (*muon_scratch)(const Muon&);
+  void (*muon)(const Muon&, float* scratch);
 };
 
 struct InstructionSet {
