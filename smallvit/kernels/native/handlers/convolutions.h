@@ -1,0 +1,128 @@
+// Handlers of convolutions.
+
+#pragma once
+
+#include "grid.h"
+#include "linear.h"
+
+namespace smallvit {
+namespace {
+
+// `y` is the result, (batch, rows, columns, features), or its derivative.
+Conv conv_task(const ffi::AnyBuffer& x, const ffi::AnyBuffer& y, Pair size, Pair stride, Pair padding) {
+  Conv task;
+  task.windows = window_task(x, y, size, stride, padding);
+  task.windows.from = x.untyped_data();
+  task.features = y.dimensions()[3];
+  need(y.element_type() == x.element_type(), "y must be of x's type");
+  need(x.element_count() && y.element_count(), "x and y must not be empty");
+  return task;
+}
+
+int64_t window_size(const Unfold& windows) { return windows.tall * windows.wide * windows.channels; }
+
+// `weights` is (numbers of a window, features).
+ffi::Error conv(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::AnyBuffer weights, ffi::Result<ffi::AnyBuffer> y,
+                Pair size, Pair stride, Pair padding) {
+  return guarded([&] {
+    Conv task = conv_task(x, *y, size, stride, padding);
+    need(is(weights, {window_size(task.windows), task.features}) && weights.element_type() == x.element_type(),
+         "the weights must be (numbers of a window, features) and of x's type");
+    task.kernel = weights.untyped_data();
+    task.y = y->untyped_data();
+    const Kernels& kernels = kernels_for(x);
+    const bool tiled = kernels.tiled(task);
+    const auto run = tiled ? kernels.tiled_conv : kernels.conv;
+    // Few parts, since each packs the weights: two per thread, which balance the load, or one for a small task.
+    constexpr int64_t SMALL = 64;  // rows or tiles of a thread
+    const int64_t rows = tiled ? kernels.tiles(task) : task.windows.batch * task.windows.rows;
+    const int64_t threads = workers(pool, rows), parts = threads == 1 || rows <= SMALL * threads ? threads : 2 * threads;
+    const int64_t scratch_size = Floats::aligned(tiled ? kernels.tiled_scratch(task) : kernels.conv_scratch(task));
+    const Floats scratch(scratch_size * threads);
+    share_out(pool, parts, [&](int64_t part, int64_t worker) {
+      run(task, rows * part / parts, rows * (part + 1) / parts, scratch.data() + worker * scratch_size);
+    });
+  });
+}
+
+// The number of parts does not depend on the threads; it is small enough that summing the parts takes little time.
+void run_tiled_gradient(ffi::ThreadPool& pool, const Conv& task, const Kernels& kernels) {
+  const int64_t size = POINTS * task.windows.channels * task.features, tiles = kernels.tiles(task);
+  const int64_t parts = std::min(tiles, std::clamp<int64_t>((1 << 17) / size, 4, 32));
+  const int64_t scratch_size = Floats::aligned(kernels.tiled_scratch(task));
+  const Floats sums(parts * size), scratch(scratch_size * workers(pool, parts));
+  share_out(pool, parts, [&](int64_t part, int64_t worker) {
+    float* const points = sums.data() + part * size;
+    std::fill_n(points, size, 0.0f);
+    kernels.tiled_gradient(task, tiles * part / parts, tiles * (part + 1) / parts, points,
+                           scratch.data() + worker * scratch_size);
+  });
+  const int64_t slices = pool.num_threads();
+  share_out(pool, slices, [&](int64_t slice, int64_t) {
+    for (int64_t part = 1; part < parts; part++)
+      for (int64_t i = size * slice / slices; i < size * (slice + 1) / slices; i++)
+        sums.data()[i] += sums.data()[part * size + i];
+  });
+  kernels.kernel_gradient(task, sums.data());
+}
+
+ffi::Error conv_gradient(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::AnyBuffer dy,
+                         ffi::Result<ffi::AnyBuffer> dweights, Pair size, Pair stride, Pair padding) {
+  return guarded([&] {
+    Conv task = conv_task(x, dy, size, stride, padding);
+    task.dy = dy.untyped_data();
+    const int64_t rows = window_size(task.windows);
+    task.dkernel = sized(dweights, {task.windows.tall, task.windows.wide, task.windows.channels, task.features});
+    const Kernels& kernels = kernels_for(x);
+    if (kernels.tiled(task)) return run_tiled_gradient(pool, task, kernels);
+    constexpr int64_t UNIT = 48;  // rows: whole blocks of every kind
+    const int64_t step = even_step(rows, UNIT, rows, pool.num_threads());
+    const int64_t scratch_size = Floats::aligned(kernels.conv_gradient_scratch(task));
+    const Floats scratch(scratch_size * workers(pool, count(rows, step)));
+    share_out(pool, count(rows, step), [&](int64_t part, int64_t worker) {
+      kernels.conv_gradient(task, part * step, std::min(rows, (part + 1) * step),
+                            scratch.data() + worker * scratch_size);
+    });
+  });
+}
+
+Depthwise depthwise_task(const ffi::AnyBuffer& x, const ffi::AnyBuffer& y, Pair size, Pair stride, Pair padding) {
+  const Unfold windows = window_task(x, y, size, stride, padding);
+  Depthwise task;
+  task.batch = windows.batch, task.height = windows.height, task.width = windows.width;
+  task.channels = windows.channels, task.rows = windows.rows, task.columns = windows.columns;
+  task.tall = windows.tall, task.down = windows.down, task.above = windows.above;
+  task.wide = windows.wide, task.across = windows.across, task.before = windows.before;
+  need(y.dimensions()[3] == task.channels && y.element_type() == x.element_type(), "y must have x's channels and type");
+  need(task.tall * task.wide <= 64, "the kernel must have at most 64 places");
+  task.x = x.untyped_data();
+  return task;
+}
+
+ffi::Error depthwise(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::AnyBuffer kernel, ffi::Result<ffi::AnyBuffer> y,
+                     Pair size, Pair stride, Pair padding) {
+  return guarded([&] {
+    Depthwise task = depthwise_task(x, *y, size, stride, padding);
+    need(is(kernel, {task.tall, task.wide, task.channels}), "the kernel must be (height, width, channels)");
+    task.kernel = floats(kernel);
+    task.y = y->untyped_data();
+    const Kernels& kernels = kernels_for(x);
+    over_rows(pool, task.batch * task.rows, task.columns * task.channels,
+              [&](int64_t from, int64_t to) { kernels.depthwise(task, from, to); });
+  });
+}
+
+ffi::Error depthwise_gradient(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::AnyBuffer dy,
+                              ffi::Result<ffi::AnyBuffer> dkernel, Pair size, Pair stride, Pair padding) {
+  return guarded([&] {
+    Depthwise task = depthwise_task(x, dy, size, stride, padding);
+    task.dy = dy.untyped_data();
+    float* result = sized(dkernel, {task.tall, task.wide, task.channels});
+    const Kernels& kernels = kernels_for(x);
+    sum_over_rows(pool, task.batch, task.tall * task.wide * task.channels, {result},
+                  [&](int64_t from, int64_t to, float* sums) { kernels.depthwise_gradient(task, from, to, sums); });
+  });
+}
+
+}  // namespace
+}  // namespace smallvit
