@@ -23,10 +23,13 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import DTypeLike
 
+import smallvit
 from smallvit import kernels
 from smallvit.layers import LayerNorm
 from smallvit.ops import attend, multiply
 from smallvit.ops.attention import Mix, attend_mixed
+from smallvit.training.optimiser import optimiser
+from smallvit.training.recipe import RECIPES
 
 SECONDS = 2.0  # of each comparison
 
@@ -171,6 +174,23 @@ def products(name: str, dtype: DTypeLike, *, rows: int, depth: int, columns: int
         row(f"{what}, {name}", dense, pure, (x, weights, bias), 3)
 
 
+def update(name: str) -> None:
+    """Clipping, Muon and Adam of the recipe `default`, for all weights of a model."""
+    model = smallvit.create_model(name, num_classes=10, image_size=32)
+    shapes = jax.eval_shape(model.init, jax.random.key(0), jnp.zeros((1, 32, 32, 3)))["params"]
+    draw = np.random.default_rng(0)
+    params = jax.tree.map(lambda leaf: jnp.asarray(draw.normal(size=leaf.shape), jnp.float32), shapes)
+    transformation = optimiser(RECIPES["default"])
+    state = transformation.init(params)
+
+    def pure(params, state):
+        with kernels.disabled():
+            return transformation.update(params, state)
+
+    kernel, plain = jax.jit(transformation.update), jax.jit(pure)
+    compare(f"optimiser, {name}", "update", kernel=lambda: kernel(params, state), pure=lambda: plain(params, state))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", default="", help="rows of this name")
@@ -190,6 +210,9 @@ def main() -> None:
         if options.only in "products":
             products(f"SL-ViT, {dtype}", dtype, rows=128 * 65, depth=192, columns=384)
             products(f"Swin, last stage, {dtype}", dtype, rows=8 * 49, depth=768, columns=3072)
+    if options.only in "optimiser" and options.dtype != "bfloat16":
+        for name in ("hybrid_vit_tiny", "hybrid_vit_base"):
+            update(name)
 
 
 if __name__ == "__main__":
