@@ -64,6 +64,12 @@ def test_test_before_val(parts: list[str], model: Path, photos: Path, tmp_path: 
     assert found.notes == (f"{parts[-1]} has no images of green",)
 
 
+def test_a_folder_without_splits_and_without_a_class(model: Path, photos: Path, tmp_path: Path):
+    for name in ("blue", "red"):
+        shutil.copytree(photos / name, tmp_path / "field" / name)
+    assert evaluate(model, tmp_path / "field").notes == ("field has no images of green",)
+
+
 def test_arrays_of_other_sizes_and_channels(model: Path, tmp_path: Path):
     grey = np.random.default_rng(0).integers(0, 256, (6, 24, 24)).astype(np.uint8)
     classes = np.array(["blue", "red"])

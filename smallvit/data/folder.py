@@ -133,7 +133,8 @@ def load_test_folder(
         if not isinstance(images, dict):
             labels = np.array([entry.label for entry in readable], np.int32)
             names = [_name(folder, entry) for entry in readable]
-            notes = [*_unreadable_note(folder, unreadable), *_missing_classes(classes, {part: readable})]
+            where = folder.name if top == folder else part  # without splits, everything counts as train
+            notes = [*_unreadable_note(folder, unreadable), *_missing_classes(classes, {where: readable})]
             if preprocess.depth == 8 and (deep := [entry for entry in readable if entry.deep]):
                 notes.append(f"warning: {count(deep, 'image')} of 16 bits converted to 8, which the model takes")
             return part, Split(images, labels, names), notes
