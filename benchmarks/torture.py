@@ -174,8 +174,11 @@ class Torture:
         if process.returncode != 0:
             raise RuntimeError(f"{' '.join(command)} ended with {process.returncode}:\n{process.stderr}")
         self.seconds = self._finish(self._args("again")).used
-        if problem := self._difference(top / "runs/again", self.whole):
-            raise RuntimeError(f"nothing was done to it, and still: {problem}")
+        self._same("again", self.whole)
+
+    def _same(self, name: str, whole: Path) -> None:
+        if problem := self._difference(self.top / "runs" / name, whole):
+            raise RuntimeError(f"nothing was done to {name}, and still: {problem}")
 
     def case(self, harm: str, number: int) -> tuple[str, str | None]:
         """When the harm was done, and what is wrong with the result."""
@@ -202,6 +205,7 @@ class Torture:
         self._finish_together(self._args("whole-together"))
         self.seconds_together = self._finish_together(self._args("together-again"))
         self.whole_together = self.top / "runs/whole-together"
+        self._same("together-again", self.whole_together)
 
     def together(self, harm: str, number: int) -> tuple[str, str | None]:
         folder, victim = self.top / f"runs/{harm}-{number}", self.draw.randrange(2)
