@@ -4,7 +4,8 @@
     .venv-peers/bin/python -m benchmarks.accuracy speeds FOLDER ...           once, on a quiet machine
     .venv-peers/bin/python -m benchmarks.accuracy run FOLDER ... --minutes 6 40 --seeds 3 [--core 1]
     .venv-peers/bin/python -m benchmarks.accuracy table
-    .venv-peers/bin/python -m benchmarks.accuracy plot FOLDER [--minutes 2]   one budget, or accuracy against minutes
+    .venv-peers/bin/python -m benchmarks.accuracy plot FOLDER --minutes 2     every model in one budget
+    .venv-peers/bin/python -m benchmarks.accuracy plot FOLDER ...             accuracy against minutes
 
 Everything has one core. Each candidate's speed is taken once; then it trains for the number of images that the minutes
 are worth, so that a noisy neighbour cannot decide. A result is appended to benchmarks/accuracy.jsonl as it comes; what
@@ -201,22 +202,28 @@ def plot(folder: str, minutes: float) -> None:
     save(figure, "which-vit.png")
 
 
-def plot_minutes(folder: str) -> None:
+def plot_minutes(folders: list[str]) -> None:
     """docs/images/accuracy-minutes.png: accuracy against core-minutes, of everything that has two budgets."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(8, 4.2))
-    axes = figure.subplots()
-    shown = {name: points for name, points in curves(folder).items() if len(points) > 1}
-    others = iter(("#e8a06a", "#6b7785", "#a05195", "#2f9e6e"))
-    for name, points in sorted(shown.items(), key=lambda item: item[0] != "ours"):
-        minutes, colour = sorted(points), "#1f6feb" if name == "ours" else next(others)
-        axes.semilogx(minutes, [points[each] for each in minutes], "o-", label=name, color=colour)
-    ticks = sorted({each for points in shown.values() for each in points})
-    axes.set_xticks(ticks, [f"{each:g}" for each in ticks])
-    axes.minorticks_off()
-    axes.set_title(f"Top-1 % on {folder} against core-minutes")
-    axes.legend(frameon=False)
+    found = {folder: curves(folder) for folder in folders}
+    shown = {
+        folder: {name: points for name, points in models.items() if len(points) > 1} for folder, models in found.items()
+    }
+    names = sorted({name for models in shown.values() for name in models}, key=lambda name: (name != "ours", name))
+    colours = dict(zip(names, ("#1f6feb", "#e8a06a", "#6b7785", "#a05195", "#2f9e6e"), strict=False))
+    figure = Figure(figsize=(4 * len(folders), 3.8), layout="constrained")
+    for axes, (folder, models) in zip(figure.subplots(1, len(folders), squeeze=False)[0], shown.items(), strict=True):
+        for name in [name for name in names if name in models]:
+            minutes = sorted(models[name])
+            axes.semilogx(minutes, [models[name][each] for each in minutes], "o-", label=name, color=colours[name])
+        ticks = sorted({each for points in models.values() for each in points})
+        axes.set_xticks(ticks, [f"{each:g}" for each in ticks])
+        axes.minorticks_off()
+        axes.set_title(folder)
+        axes.legend(frameon=False, loc="lower right")
+        axes.set_xlabel("core-minutes")
+    figure.axes[0].set_ylabel("top-1 %")
     save(figure, "accuracy-minutes.png")
 
 
@@ -254,11 +261,11 @@ def main() -> None:
     elif args.what == "plot":
         from smallvit.plots.style import styled
 
-        folder = Path(args.folders[0]).name
+        names = [Path(folder).name for folder in args.folders]
         if args.minutes:
-            styled(plot)(folder, args.minutes[0])
+            styled(plot)(names[0], args.minutes[0])
         else:
-            styled(plot_minutes)(folder)
+            styled(plot_minutes)(names)
     else:
         print_table()
 
