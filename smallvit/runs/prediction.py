@@ -95,8 +95,8 @@ def _program(saved: Saved, *, flip: bool) -> Callable[[UInt[np.ndarray, "b H W c
     # Once: passing a hundred numpy arrays takes longer than running a small model.
     variables, normalisation = jax.device_put((saved.variables, saved.preprocess.normalisation))
     many = jax.jit(predict)
-    # Constants need not be passed, and what depends on them alone is computed by the compiler: a single image takes two
-    # thirds of the time. The program of another run cannot be reused, which a larger batch does not make up for.
+    # Constants need not be passed, and what depends on them alone is computed by the compiler. That is worth it for a
+    # single image; a larger batch gains nothing, and this way shares its program with other runs of the same model.
     one = jax.jit(lambda images: predict(variables, images, normalisation))
     small = sum(leaf.nbytes for leaf in jax.tree.leaves(variables)) <= CONSTANT
 

@@ -45,6 +45,11 @@ def _optimiser(recipe: Recipe) -> optax.GradientTransformation:
     return adam
 
 
+def updates_natively(*lists: Sequence[Array]) -> bool:
+    """Whether native kernels update these arrays: not if devices divide them, since a call computes all of them."""
+    return native.takes_arrays(*lists) and not shards_weights()
+
+
 def _clip(most: float) -> optax.GradientTransformation:
     def update(grads: list[Array], state: Any) -> tuple[Sequence[Array], Any]:
         return native.clip(grads, most), state
@@ -92,7 +97,7 @@ def _with_kernels(
 
     def choose(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
         leaves, structure = jax.tree.flatten(updates)
-        if shards_weights() or not native.takes_arrays(leaves):
+        if not updates_natively(leaves):
             return pure.update(updates, state, params)
         leaves, state = update(leaves, state)
         return jax.tree.unflatten(structure, leaves), state

@@ -18,8 +18,7 @@ from smallvit.data import Normalisation, Preprocess
 from smallvit.layers import Classifier
 from smallvit.layers.basic import MOMENTUM
 from smallvit.ops import recompute
-from smallvit.training.mesh import shards_weights
-from smallvit.training.optimiser import HEADS, kernels, layer_rates
+from smallvit.training.optimiser import HEADS, kernels, layer_rates, updates_natively
 from smallvit.training.own import Own
 from smallvit.training.recipe import Recipe
 
@@ -202,6 +201,6 @@ def _moved(pace: Pace, params: PyTree, updates: PyTree, decays: PyTree, scales: 
 def _weighted_sum(a: Scalar | float, x: PyTree, b: Scalar | float, y: PyTree) -> PyTree:
     """Returns a x + b y, by one native kernel for all arrays if possible."""
     (xs, structure), ys = jax.tree.flatten(x), jax.tree.leaves(y)
-    if shards_weights() or not native.takes_arrays(xs, ys):
+    if not updates_natively(xs, ys):
         return jax.tree.map(lambda x, y: a * x + b * y, x, y)
     return jax.tree.unflatten(structure, native.weighted_sums(a, xs, b, ys))
