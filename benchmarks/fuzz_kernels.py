@@ -2,7 +2,7 @@
 
     python -m benchmarks.fuzz_kernels --minutes 10
 
-It draws from the same ranges as the property tests of tests/test_kernels.py, which try a few fixed cases: values and
+It draws from the same ranges as the property tests in tests/kernels, which try a few fixed cases: values and
 gradients, with every instruction set of this machine. CONTRIBUTING.md says how to run it under the sanitizers. A case
 that fails is printed with the bytes that repeat it: --repeat NAME HEX.
 """
@@ -16,11 +16,13 @@ from collections import Counter
 import jax
 
 from smallvit import kernels
-from tests import test_kernels
+from tests.kernels import test_attention, test_convolution, test_dense, test_update
+from tests.kernels.checks import SETS
 
 TESTS = {
     name.removeprefix("test_"): test
-    for name, test in vars(test_kernels).items()
+    for module in (test_attention, test_convolution, test_dense, test_update)
+    for name, test in vars(module).items()
     if name.startswith("test_") and hasattr(test, "hypothesis")
 }
 FORGET = 100  # cases after which compiled programs are dropped, for each has shapes of its own
@@ -39,7 +41,7 @@ def main() -> None:
         TESTS[given.repeat[0]].hypothesis.fuzz_one_input(bytes.fromhex(given.repeat[1]))
         return
     draw, begun, done = random.Random(given.seed), time.monotonic(), Counter()
-    print(f"{kernels.status()}; {', '.join(test_kernels.SETS)}", flush=True)
+    print(f"{kernels.status()}; {', '.join(SETS)}", flush=True)
     while time.monotonic() - begun < 60 * given.minutes:
         name, content = draw.choice(given.only), draw.randbytes(256)
         try:

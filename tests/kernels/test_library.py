@@ -8,8 +8,7 @@ import pytest
 
 from smallvit import kernels
 from smallvit.kernels import build, library
-
-needs_library = pytest.mark.skipif(kernels.status().instruction_set is None, reason=str(kernels.status()))
+from tests.kernels.checks import needs_library
 
 
 @needs_library
