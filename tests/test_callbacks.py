@@ -26,11 +26,9 @@ TINY: dict[str, Any] = dict(
 
 
 @pytest.fixture(autouse=True)
-def quick(monkeypatch: pytest.MonkeyPatch):
-    """Allows what optax needs, and skips pictures and report, which take longer than these runs."""
+def quick(monkeypatch: pytest.MonkeyPatch, as_optax_needs: None):
+    """Skips pictures and report, which take longer than these runs."""
     monkeypatch.setattr(loop, "finish", lambda *_: {"val_top1": 50.0, "test_top1": None})
-    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
-        yield
 
 
 def rows(*scores: float) -> list[dict[str, Any]]:

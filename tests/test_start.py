@@ -30,18 +30,12 @@ from smallvit.training.step import Pace, layer_scales
 from smallvit.training.trainer import Trainer
 from tests.cases import CASES
 
-pytestmark = pytest.mark.usefixtures("as_a_user")  # who may give shapes where the step has arrays
+pytestmark = pytest.mark.usefixtures("as_optax_needs", "as_a_user")  # a user may give shapes where the step has arrays
 
 FIELDS: dict[str, Any] = dict(dim=16, depth=2, heads=2, mlp_dim=16)
 SPEC = Spec("vit_tiny_data", 3, (12, 12), FIELDS)
 COLOURS = ("blue", "green", "red")
 MEAN, STD = (0.1, 0.2, 0.3), (0.4, 0.5, 0.6)
-
-
-@pytest.fixture(autouse=True)
-def as_optax_needs():
-    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
-        yield
 
 
 @pytest.fixture

@@ -1,0 +1,96 @@
+"""The plan of a run: rates, decisions, evaluations, and the choice of the model."""
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from smallvit import kernels as native
+from smallvit.training import RECIPES, Recipe, TrainConfig, choice
+from smallvit.training.choice import choose_augmentation, choose_model
+from smallvit.training.plan import MOMENTS, Plan, rate_at
+from tests.small import labelled, plan
+
+
+def test_rates_grow_linearly_then_fall():
+    recipe = Recipe(learning_rate=1.0, weight_decay=0.0, warmup=0.1)
+    np.testing.assert_allclose(
+        [rate_at(recipe, p) for p in (0.0, 0.05, 0.1, 0.55, 1.0)], [0, 0.5, 1, 0.5, 0], atol=1e-9
+    )
+    linear = replace(recipe, schedule="linear")
+    np.testing.assert_allclose([rate_at(linear, p) for p in (0.05, 0.1, 0.325, 1.0)], [0.5, 1, 0.75, 0], atol=1e-9)
+    assert rate_at(replace(recipe, floor=0.1), 1.0) == pytest.approx(0.1)
+
+
+def test_a_constant_rate():
+    assert {rate_at(RECIPES["keras"], p) for p in (0.0, 0.3, 1.0)} == {1.0}
+
+
+def test_weight_decay_is_a_share_of_the_rate():
+    recipe = Recipe(learning_rate=1e-3, weight_decay=0.8, schedule="linear")
+    for step in (0, 5, 9):
+        pace = plan(10).pace(recipe, step)
+        assert pace.decay == pytest.approx(0.8 * 1e-3 * pace.rate)
+
+
+def test_the_horizon_of_the_average_follows_the_length_of_the_run():
+    recipe = Recipe(learning_rate=1e-3, weight_decay=0.0, ema=0.05)
+    assert plan(1000).pace(recipe, 0).ema == pytest.approx(1 - 1 / 50)
+    assert plan(10).pace(recipe, 0).ema == 0
+
+
+def test_a_decision_changes_the_pace_and_nothing_before_it():
+    first = plan(100, seconds=60.0)
+    later = first.decided(50, 25)
+    assert (later.steps, later.progress(50), later.progress(75)) == (75, 0.5, 1.0)
+    assert [later.progress(step) for step in range(51)] == [first.progress(step) for step in range(51)]
+    assert later.progress(51) == pytest.approx(0.52)
+    again = later.decided(60, 30)
+    assert (again.steps, again.progress(90)) == (90, pytest.approx(1.0))
+    assert again.progress(60) == pytest.approx(0.7)
+    assert Plan.from_json(json.loads(json.dumps(again.to_json()))) == again
+
+
+def test_a_run_with_a_time_limit_decides_at_few_moments():
+    timed = plan(1000, seconds=60.0)
+    moments = [step for step in range(1, 1001) if timed.decides(step)]
+    assert moments == [round(1000 * moment) for moment in MOMENTS]
+    assert not any(plan(1000).decides(step) for step in range(1, 1001))
+    assert not timed.decided(100, 900).decides(100)  # it is decided: a resumed run follows
+
+
+def test_evaluations_are_spread_evenly_and_the_last_step_is_one():
+    assert [step for step in range(1, 51) if plan(50).evaluates(step)] == [10, 20, 30, 40, 50]
+    assert [step for step in range(1, 8) if plan(7, evaluations=2.5).evaluates(step)] == [3, 6, 7]
+
+
+def test_more_epochs_lead_to_a_larger_model_and_more_augmentation():
+    assert choose_model({"hybrid_vit_tiny": 3.0, "hybrid_vit_small": 2.0, "hybrid_vit_base": 1.0}) == "hybrid_vit_tiny"
+    assert (
+        choose_model({"hybrid_vit_tiny": 900.0, "hybrid_vit_small": 700.0, "hybrid_vit_base": 300.0})
+        == "hybrid_vit_base"
+    )
+    assert (
+        choose_model({"hybrid_vit_tiny": 300.0, "hybrid_vit_small": 190.0, "hybrid_vit_base": 98.0})
+        == "hybrid_vit_small"
+    )
+    assert choose_augmentation(3.0) == {}
+    assert "policy" not in choose_augmentation(48.0)
+    assert "policy" in choose_augmentation(94.0)
+    assert {"cutmix", "policy"} <= choose_augmentation(1000.0).keys()
+
+
+@pytest.mark.skipif(native.status().instruction_set is None, reason=str(native.status()))
+def test_the_choice_knows_that_there_are_kernels(monkeypatch: pytest.MonkeyPatch):
+    """Without them a step takes twice as long, so that half as many epochs fit."""
+    monkeypatch.setattr(choice, "products_per_second", lambda: 5e10)
+    data = labelled(np.arange(6) % 3)
+
+    def epochs() -> float:
+        _, reason = choice.choose(TrainConfig(model="hybrid_vit_tiny", minutes=6.0), data)
+        return float(reason.split()[1])  # about N epochs
+
+    fast = epochs()
+    with native.disabled():
+        assert epochs() == pytest.approx(fast / 2, rel=0.01)  # printed with three digits
