@@ -55,7 +55,6 @@ constexpr Kernels kernels = {
     tiled_scratch,
     tiled_conv,
     tiled_gradient,
-    kernel_gradient,
     depthwise<T>,
     depthwise_gradient<T>,
     sum_of_squares,

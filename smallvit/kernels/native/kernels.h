@@ -103,8 +103,6 @@ struct Conv {
   float* dkernel = nullptr;
 };
 
-constexpr int64_t POINTS = 16;  // of a tile in Winograd's algorithm, of 4 x 4 pixels
-
 // Maximum depth of a panel of float32 weights: a few rows of this length stay in the L1 cache.
 constexpr int64_t DEEPEST = 768;
 
@@ -194,14 +192,13 @@ struct Kernels {
   int64_t (*conv_gradient_scratch)(const Conv&);
   void (*conv)(const Conv&, int64_t from, int64_t to, float* scratch);  // rows of y, counted over all images
   void (*conv_gradient)(const Conv&, int64_t top, int64_t bottom, float* scratch);  // rows of dkernel
-  // Winograd's algorithm, if it supports the convolution: tiles of 2 x 2 pixels, counted over all images. They
-  // accumulate the 16 points of the gradient, (16, channels, features), from which kernel_gradient computes dkernel.
+  // Winograd's algorithm, if it supports the convolution: tiles of y, counted over all images. The gradient is the sum
+  // of the contributions of all tiles, each (3, 3, channels, features).
   bool (*tiled)(const Conv&);
   int64_t (*tiles)(const Conv&);
   int64_t (*tiled_scratch)(const Conv&);
   void (*tiled_conv)(const Conv&, int64_t from, int64_t to, float* scratch);
-  void (*tiled_gradient)(const Conv&, int64_t from, int64_t to, float* points, float* scratch);
-  void (*kernel_gradient)(const Conv&, const float* points);
+  void (*tiled_gradient)(const Conv&, int64_t from, int64_t to, float* dkernel, float* scratch);
   void (*depthwise)(const Depthwise&, int64_t from, int64_t to);
   void (*depthwise_gradient)(const Depthwise&, int64_t from, int64_t to, float* dkernel);  // of images [from, to)
   float (*sum_of_squares)(const float* x, int64_t from, int64_t to);

@@ -1,7 +1,10 @@
-// 3 x 3 convolutions with stride 1 by Winograd's algorithm (https://arxiv.org/abs/1509.09308): a tile of 2 x 2 results
-// takes 16 products, one per point, instead of 36. The points of a tile of x are B' x B, those of a kernel G k G', and
+// 3 x 3 convolutions with stride 1 by Winograd's algorithm (https://arxiv.org/abs/1509.09308): a tile of 4 x 4 results
+// takes 36 products, one per point, instead of 144. The points of a tile of x are B' x B, those of a kernel G k G', and
 // a tile of the result is A' p A of the products p. The derivative uses the transposed matrices. Tiles are counted over
-// all images; at odd borders they extend beyond the image.
+// all images; at borders they may extend beyond the image.
+//
+// The matrices are those of the zeros of x (x^2 - 1/2) (x^2 - 2). Rounding errors are smaller than with the usual zeros
+// 0, 1, -1, 2 and -2, since their powers are closer to 1.
 
 #pragma once
 
@@ -11,10 +14,78 @@ namespace smallvit {
 namespace SMALLVIT_ISA {
 namespace {
 
-constexpr int64_t FEWEST = 16;  // tiles: with fewer, transforming the kernel does not pay off
+constexpr int SIDE = 4;                   // of a tile of the result
+constexpr int REACH = SIDE + 2;           // of a tile of x, and of the square of its points
+constexpr int64_t POINTS = REACH * REACH;
+constexpr int64_t FEWEST = 4;             // tiles: with fewer, transforming the kernel does not pay off
 
-INLINE int64_t tiles_down(const Conv& task) { return (task.windows.rows + 1) / 2; }
-INLINE int64_t tiles_across(const Conv& task) { return (task.windows.columns + 1) / 2; }
+constexpr float S1 = 0.707106781f, S2 = 0.5f, S3 = 0.353553391f;  // powers of the smaller zero
+constexpr float L1 = 1.414213562f, L2 = 2.0f, L3 = 2.828427125f;  // of the larger one
+
+// Calls f(0), ..., f(N - 1), unrolled: the tiles then stay in registers.
+template <int N, class F>
+INLINE void repeat(F f) {
+#pragma GCC unroll 6
+  for (int i = 0; i < N; i++) f(i);
+}
+
+// B' x
+INLINE void input_transform(const V* x, V* to) {
+  const V even_s = x[4] - L2 * x[2], odd_s = x[3] - L2 * x[1];
+  const V even_l = x[4] - S2 * x[2], odd_l = x[3] - S2 * x[1];
+  to[0] = (x[0] + x[4]) - (S2 + L2) * x[2];
+  to[1] = even_s + S1 * odd_s;
+  to[2] = even_s - S1 * odd_s;
+  to[3] = even_l + L1 * odd_l;
+  to[4] = even_l - L1 * odd_l;
+  to[5] = (x[1] + x[5]) - (S2 + L2) * x[3];
+}
+
+// A' p
+INLINE void output_transform(const V* p, V* to) {
+  const V even_s = p[1] + p[2], odd_s = p[1] - p[2], even_l = p[3] + p[4], odd_l = p[3] - p[4];
+  to[0] = p[0] + (even_s + even_l);
+  to[1] = S1 * odd_s + L1 * odd_l;
+  to[2] = S2 * even_s + L2 * even_l;
+  to[3] = S3 * odd_s + (L3 * odd_l + p[5]);
+}
+
+// A y
+INLINE void gradient_transform(const V* y, V* to) {
+  const V even_s = y[0] + S2 * y[2], odd_s = S1 * y[1] + S3 * y[3];
+  const V even_l = y[0] + L2 * y[2], odd_l = L1 * y[1] + L3 * y[3];
+  to[0] = y[0];
+  to[1] = even_s + odd_s;
+  to[2] = even_s - odd_s;
+  to[3] = even_l + odd_l;
+  to[4] = even_l - odd_l;
+  to[5] = y[3];
+}
+
+constexpr float NS = 1 / (2 * S2 * (S2 - L2)), NL = 1 / (2 * L2 * (L2 - S2));  // in the rows of G
+
+// G k
+INLINE void kernel_transform(const V* k, V* to) {
+  const V even_s = NS * (k[0] + S2 * k[2]), odd_s = (NS * S1) * k[1];
+  const V even_l = NL * (k[0] + L2 * k[2]), odd_l = (NL * L1) * k[1];
+  to[0] = k[0];
+  to[1] = even_s + odd_s;
+  to[2] = even_s - odd_s;
+  to[3] = even_l + odd_l;
+  to[4] = even_l - odd_l;
+  to[5] = k[2];
+}
+
+// G' p
+INLINE void kernel_gradient_transform(const V* p, V* to) {
+  const V even_s = NS * (p[1] + p[2]), odd_s = p[1] - p[2], even_l = NL * (p[3] + p[4]), odd_l = p[3] - p[4];
+  to[0] = p[0] + (even_s + even_l);
+  to[1] = (NS * S1) * odd_s + (NL * L1) * odd_l;
+  to[2] = S2 * even_s + (L2 * even_l + p[5]);
+}
+
+INLINE int64_t tiles_down(const Conv& task) { return (task.windows.rows + SIDE - 1) / SIDE; }
+INLINE int64_t tiles_across(const Conv& task) { return (task.windows.columns + SIDE - 1) / SIDE; }
 int64_t all_tiles(const Conv& task) { return task.windows.batch * tiles_down(task) * tiles_across(task); }
 
 template <class T>
@@ -24,11 +95,14 @@ bool tiled(const Conv& task) {
          windows.channels % LANES == 0 && task.features % LANES == 0 && all_tiles(task) >= FEWEST;
 }
 
-// The distance between points of `numbers` numbers: not whole pages, which would compete for few cache sets.
-INLINE int64_t point_stride(int64_t numbers) { return numbers + LINE; }
+// The distance between the points of one tile and of the next: those of a tile are contiguous, (POINTS, width).
+INLINE int64_t tile_stride(int64_t width) { return POINTS * width + LINE; }
+
+// The distance between points of a kernel: not whole pages, which would compete for few cache sets.
+INLINE int64_t point_stride(const Conv& task) { return task.windows.channels * task.features + LINE; }
 
 // Tiles per pass: whole blocks of rows of a product, whose points stay in the L2 cache.
-INLINE int64_t tiles_at_once(const Conv& task) { return task.windows.channels + task.features <= 256 ? 48 : 24; }
+INLINE int64_t tiles_at_once(const Conv& task) { return task.windows.channels + task.features <= 64 ? 48 : 24; }
 
 // Calls f(image, row, first, last, place) for each row of tiles, or part of one, in the tiles [from, to); `place` is
 // the index of the first tile.
@@ -46,75 +120,68 @@ INLINE void each_tile_row(const Conv& task, int64_t from, int64_t to, F f) {
 void input_points(const Conv& task, int64_t from, int64_t to, float* out) {
   const Unfold& windows = task.windows;
   const int64_t channels = windows.channels, line = windows.width * channels;
-  const int64_t stride = point_stride((to - from) * channels);
   each_tile_row(task, from, to, [&](int64_t image, int64_t row, int64_t first, int64_t last, int64_t place) {
-    const int64_t top = 2 * row - windows.above;
+    const int64_t top = SIDE * row - windows.above;
     const float* x = static_cast<const float*>(windows.from) + (image * windows.height + top) * line;
-    bool within[4];
-    for (int64_t r = 0; r < 4; r++) within[r] = top + r >= 0 && top + r < windows.height;
-    const bool inner = within[0] && within[3];
-    for (int64_t c = 0; c < channels; c += LANES) {
-      // A column of four pixels, times B'.
-      const auto column = [&](int64_t j, V* to) INLINE_LAMBDA {
-        V pixel[4] = {};
-        if (j >= 0 && j < windows.width) {
+    const int64_t begin = top < 0 ? -top : 0, end = windows.height - top < REACH ? windows.height - top : REACH;
+    const bool inner = begin == 0 && end == REACH;
+    float* y = out + place * tile_stride(channels);
+    for (int64_t tile = first; tile < last; tile++, y += tile_stride(channels)) {
+      const int64_t left = SIDE * tile - windows.before;
+      for (int64_t c = 0; c < channels; c += LANES) {
+        V columns[REACH][REACH];
+        repeat<REACH>([&](int i) INLINE_LAMBDA {
+          V pixel[REACH];
+          const int64_t j = left + i;
           const float* at = x + j * channels + c;
-          if (inner)
-            for (int r = 0; r < 4; r++) pixel[r] = load(at + r * line);
+          if (j < 0 || j >= windows.width)
+            repeat<REACH>([&](int r) INLINE_LAMBDA { pixel[r] = V{}; });
+          else if (inner)
+            repeat<REACH>([&](int r) INLINE_LAMBDA { pixel[r] = load(at + r * line); });
           else
-            for (int r = 0; r < 4; r++) pixel[r] = within[r] ? load(at + r * line) : V{};
-        }
-        to[0] = pixel[0] - pixel[2];
-        to[1] = pixel[1] + pixel[2];
-        to[2] = pixel[2] - pixel[1];
-        to[3] = pixel[1] - pixel[3];
-      };
-      V a[4], b[4];
-      int64_t j = 2 * first - windows.before;
-      column(j, a);
-      column(j + 1, b);
-      float* y = out + place * channels + c;
-      for (int64_t tile = first; tile < last; tile++, j += 2, y += channels) {
-        V d[4], e[4];
-        column(j + 2, d);
-        column(j + 3, e);
-        for (int r = 0; r < 4; r++) {
-          store(y + (4 * r + 0) * stride, a[r] - d[r]);
-          store(y + (4 * r + 1) * stride, b[r] + d[r]);
-          store(y + (4 * r + 2) * stride, d[r] - b[r]);
-          store(y + (4 * r + 3) * stride, b[r] - e[r]);
-          a[r] = d[r];
-          b[r] = e[r];
-        }
+            repeat<REACH>([&](int r) INLINE_LAMBDA { pixel[r] = r >= begin && r < end ? load(at + r * line) : V{}; });
+          input_transform(pixel, columns[i]);
+        });
+        repeat<REACH>([&](int r) INLINE_LAMBDA {
+          V across[REACH], point[REACH];
+          repeat<REACH>([&](int i) INLINE_LAMBDA { across[i] = columns[i][r]; });
+          input_transform(across, point);
+          repeat<REACH>([&](int i) INLINE_LAMBDA { store(y + (REACH * r + i) * channels + c, point[i]); });
+        });
       }
     }
   });
 }
 
+INLINE int64_t within_tile(int64_t left) { return left < SIDE ? left : SIDE; }
+
 // The tiles [from, to) of the result, from their points.
 void output_tiles(const Conv& task, int64_t from, int64_t to, const float* points) {
   const Unfold& windows = task.windows;
   const int64_t features = task.features, line = windows.columns * features;
-  const int64_t stride = point_stride((to - from) * features);
   each_tile_row(task, from, to, [&](int64_t image, int64_t row, int64_t first, int64_t last, int64_t place) {
-    const bool below = 2 * row + 1 < windows.rows;
-    float* y = static_cast<float*>(task.y) + (image * windows.rows + 2 * row) * line + 2 * first * features;
-    const float* p = points + place * features;
-    for (int64_t tile = first; tile < last; tile++, y += 2 * features, p += features) {
-      const bool beside = 2 * tile + 1 < windows.columns;
+    const int64_t tall = within_tile(windows.rows - SIDE * row);
+    float* y = static_cast<float*>(task.y) + (image * windows.rows + SIDE * row) * line + SIDE * first * features;
+    const float* p = points + place * tile_stride(features);
+    for (int64_t tile = first; tile < last; tile++, y += SIDE * features, p += tile_stride(features)) {
+      const int64_t wide = within_tile(windows.columns - SIDE * tile);
       for (int64_t k = 0; k < features; k += LANES) {
-        V left[4], right[4];
-        for (int r = 0; r < 4; r++) {
-          const float* at = p + 4 * r * stride + k;
-          const V one = load(at + stride), two = load(at + 2 * stride);
-          left[r] = load(at) + (one + two);
-          right[r] = (one - two) - load(at + 3 * stride);
-        }
-        store(y + k, left[0] + (left[1] + left[2]));
-        if (beside) store(y + features + k, right[0] + (right[1] + right[2]));
-        if (!below) continue;
-        store(y + line + k, (left[1] - left[2]) - left[3]);
-        if (beside) store(y + line + features + k, (right[1] - right[2]) - right[3]);
+        V rows[SIDE][REACH];
+        repeat<REACH>([&](int r) INLINE_LAMBDA {
+          V point[REACH], pixel[SIDE];
+          repeat<REACH>([&](int i) INLINE_LAMBDA { point[i] = load(p + (REACH * r + i) * features + k); });
+          output_transform(point, pixel);
+          repeat<SIDE>([&](int i) INLINE_LAMBDA { rows[i][r] = pixel[i]; });
+        });
+        repeat<SIDE>([&](int i) INLINE_LAMBDA {
+          if (i >= wide) return;
+          V pixel[SIDE];
+          output_transform(rows[i], pixel);
+          float* at = y + i * features + k;
+          repeat<SIDE>([&](int r) INLINE_LAMBDA {
+            if (r < tall) store(at + r * line, pixel[r]);
+          });
+        });
       }
     }
   });
@@ -124,24 +191,27 @@ void output_tiles(const Conv& task, int64_t from, int64_t to, const float* point
 void gradient_points(const Conv& task, int64_t from, int64_t to, float* out) {
   const Unfold& windows = task.windows;
   const int64_t features = task.features, line = windows.columns * features;
-  const int64_t stride = point_stride((to - from) * features);
   each_tile_row(task, from, to, [&](int64_t image, int64_t row, int64_t first, int64_t last, int64_t place) {
-    const bool below = 2 * row + 1 < windows.rows;
-    const float* dy = static_cast<const float*>(task.dy) + (image * windows.rows + 2 * row) * line + 2 * first * features;
-    float* p = out + place * features;
-    for (int64_t tile = first; tile < last; tile++, dy += 2 * features, p += features) {
-      const bool beside = 2 * tile + 1 < windows.columns;
+    const int64_t tall = within_tile(windows.rows - SIDE * row);
+    const float* dy =
+        static_cast<const float*>(task.dy) + (image * windows.rows + SIDE * row) * line + SIDE * first * features;
+    float* p = out + place * tile_stride(features);
+    for (int64_t tile = first; tile < last; tile++, dy += SIDE * features, p += tile_stride(features)) {
+      const int64_t wide = within_tile(windows.columns - SIDE * tile);
       for (int64_t k = 0; k < features; k += LANES) {
-        const V a = load(dy + k), b = beside ? load(dy + features + k) : V{};
-        const V c = below ? load(dy + line + k) : V{}, d = below && beside ? load(dy + line + features + k) : V{};
-        const V left[4] = {a, a + c, a - c, -c}, right[4] = {b, b + d, b - d, -d};
-        for (int r = 0; r < 4; r++) {
-          float* at = p + 4 * r * stride + k;
-          store(at, left[r]);
-          store(at + stride, left[r] + right[r]);
-          store(at + 2 * stride, left[r] - right[r]);
-          store(at + 3 * stride, -right[r]);
-        }
+        V columns[SIDE][REACH];
+        repeat<SIDE>([&](int i) INLINE_LAMBDA {
+          V pixel[SIDE];
+          const float* at = dy + i * features + k;
+          repeat<SIDE>([&](int r) INLINE_LAMBDA { pixel[r] = i < wide && r < tall ? load(at + r * line) : V{}; });
+          gradient_transform(pixel, columns[i]);
+        });
+        repeat<REACH>([&](int r) INLINE_LAMBDA {
+          V across[SIDE], point[REACH];
+          repeat<SIDE>([&](int i) INLINE_LAMBDA { across[i] = columns[i][r]; });
+          gradient_transform(across, point);
+          repeat<REACH>([&](int i) INLINE_LAMBDA { store(p + (REACH * r + i) * features + k, point[i]); });
+        });
       }
     }
   });
@@ -150,90 +220,86 @@ void gradient_points(const Conv& task, int64_t from, int64_t to, float* out) {
 // The points of the kernel, each packed as the columns of a product.
 void kernel_points(const Conv& task, float* out) {
   const int64_t channels = task.windows.channels, features = task.features, size = channels * features;
+  const int64_t stride = point_stride(task);
   const float* kernel = static_cast<const float*>(task.kernel);
   each_panel(features, [&](int64_t j, int64_t vectors) {
     for (int64_t c = 0; c < channels; c++)
       for (int64_t v = 0; v < vectors; v++) {
         const float* at = kernel + c * features + j + v * LANES;
         float* to = out + j * channels + (c * vectors + v) * LANES;
-        V half[4][3];  // G k
-        for (int q = 0; q < 3; q++) {
-          const V top = load(at + q * size), middle = load(at + (3 + q) * size), bottom = load(at + (6 + q) * size);
-          half[0][q] = top;
-          half[1][q] = 0.5f * (top + bottom + middle);
-          half[2][q] = 0.5f * (top + bottom - middle);
-          half[3][q] = bottom;
-        }
-        for (int r = 0; r < 4; r++) {
-          const V ends = half[r][0] + half[r][2];
-          store(to + (4 * r + 0) * size, half[r][0]);
-          store(to + (4 * r + 1) * size, 0.5f * (ends + half[r][1]));
-          store(to + (4 * r + 2) * size, 0.5f * (ends - half[r][1]));
-          store(to + (4 * r + 3) * size, half[r][2]);
-        }
+        V columns[3][REACH];
+        repeat<3>([&](int q) INLINE_LAMBDA {
+          V tap[3];
+          repeat<3>([&](int r) INLINE_LAMBDA { tap[r] = load(at + (3 * r + q) * size); });
+          kernel_transform(tap, columns[q]);
+        });
+        repeat<REACH>([&](int r) INLINE_LAMBDA {
+          const V across[3] = {columns[0][r], columns[1][r], columns[2][r]};
+          V point[REACH];
+          kernel_transform(across, point);
+          repeat<REACH>([&](int i) INLINE_LAMBDA { store(to + (REACH * r + i) * stride, point[i]); });
+        });
       }
   });
 }
 
 int64_t tiled_scratch(const Conv& task) {
-  const int64_t tiles = tiles_at_once(task), channels = task.windows.channels, features = task.features;
-  return POINTS * (point_stride(tiles * channels) + point_stride(tiles * features) + channels * features);
+  const int64_t channels = task.windows.channels, features = task.features;
+  return tiles_at_once(task) * (tile_stride(channels) + tile_stride(features)) + POINTS * point_stride(task);
 }
 
 void tiled_conv(const Conv& task, int64_t from, int64_t to, float* scratch) {
-  const int64_t channels = task.windows.channels, features = task.features, size = channels * features;
+  const int64_t channels = task.windows.channels, features = task.features;
   float* kernel = scratch;
-  float* x = kernel + POINTS * size;
-  float* y = x + POINTS * point_stride(tiles_at_once(task) * channels);
+  float* x = kernel + POINTS * point_stride(task);
+  float* y = x + tiles_at_once(task) * tile_stride(channels);
   kernel_points(task, kernel);
   in_parts(to - from, tiles_at_once(task), [&](int64_t first, int64_t tiles) {
     input_points(task, from + first, from + first + tiles, x);
-    for (int64_t point = 0; point < POINTS; point++) {
-      const float* a = x + point * point_stride(tiles * channels);
-      float* c = y + point * point_stride(tiles * features);
+    for (int64_t point = 0; point < POINTS; point++)
       each_panel(features, [&](int64_t j, int64_t vectors) {
-        panel_of<COLUMNS, false>(vectors, tiles, channels, a, channels, kernel + point * size + j * channels,
-                                 vectors * LANES, c + j, features, {});
+        panel_of<COLUMNS, false>(vectors, tiles, channels, x + point * channels, tile_stride(channels),
+                                 kernel + point * point_stride(task) + j * channels, vectors * LANES,
+                                 y + point * features + j, tile_stride(features), {});
       });
-    }
     output_tiles(task, from + first, from + first + tiles, y);
   });
 }
 
-// Adds the contribution of the tiles [from, to) to the points of the kernel's gradient, (POINTS, channels, features).
-void tiled_gradient(const Conv& task, int64_t from, int64_t to, float* points, float* scratch) {
+// The gradient of the kernel from its points.
+void kernel_gradient(const Conv& task, const float* points, float* dkernel) {
+  const int64_t size = task.windows.channels * task.features;
+  for (int64_t i = 0; i < size; i += LANES) {
+    V rows[3][REACH];
+    repeat<REACH>([&](int r) INLINE_LAMBDA {
+      V point[REACH], tap[3];
+      repeat<REACH>([&](int q) INLINE_LAMBDA { point[q] = load(points + (REACH * r + q) * point_stride(task) + i); });
+      kernel_gradient_transform(point, tap);
+      repeat<3>([&](int q) INLINE_LAMBDA { rows[q][r] = tap[q]; });
+    });
+    repeat<3>([&](int q) INLINE_LAMBDA {
+      V tap[3];
+      kernel_gradient_transform(rows[q], tap);
+      repeat<3>([&](int r) INLINE_LAMBDA { store(dkernel + (3 * r + q) * size + i, tap[r]); });
+    });
+  }
+}
+
+// The contribution of the tiles [from, to) to the gradient of the kernel.
+void tiled_gradient(const Conv& task, int64_t from, int64_t to, float* dkernel, float* scratch) {
   const int64_t channels = task.windows.channels, features = task.features;
-  float* x = scratch;
-  float* dy = x + POINTS * point_stride(tiles_at_once(task) * channels);
+  float* points = scratch;
+  float* x = points + POINTS * point_stride(task);
+  float* dy = x + tiles_at_once(task) * tile_stride(channels);
   in_parts(to - from, tiles_at_once(task), [&](int64_t first, int64_t tiles) {
     input_points(task, from + first, from + first + tiles, x);
     gradient_points(task, from + first, from + first + tiles, dy);
+    const auto add = first ? product<true, true> : product<false, true>;
     for (int64_t point = 0; point < POINTS; point++)
-      product<true, true>(channels, features, tiles, x + point * point_stride(tiles * channels), channels,
-                          dy + point * point_stride(tiles * features), features, points + point * channels * features,
-                          features);
+      add(channels, features, tiles, x + point * channels, tile_stride(channels), dy + point * features,
+          tile_stride(features), points + point * point_stride(task), features);
   });
-}
-
-// The gradient of the kernel from its points.
-void kernel_gradient(const Conv& task, const float* points) {
-  const int64_t size = task.windows.channels * task.features;
-  for (int64_t i = 0; i < size; i += LANES) {
-    V half[3][4];  // G' points
-    for (int q = 0; q < 4; q++) {
-      const V a = load(points + q * size + i), b = load(points + (4 + q) * size + i);
-      const V c = load(points + (8 + q) * size + i), d = load(points + (12 + q) * size + i);
-      half[0][q] = a + 0.5f * (b + c);
-      half[1][q] = 0.5f * (b - c);
-      half[2][q] = 0.5f * (b + c) + d;
-    }
-    for (int r = 0; r < 3; r++) {
-      const V sum = 0.5f * (half[r][1] + half[r][2]), difference = 0.5f * (half[r][1] - half[r][2]);
-      store(task.dkernel + (3 * r + 0) * size + i, half[r][0] + sum);
-      store(task.dkernel + (3 * r + 1) * size + i, difference);
-      store(task.dkernel + (3 * r + 2) * size + i, sum + half[r][3]);
-    }
-  }
+  kernel_gradient(task, points, dkernel);
 }
 
 }  // namespace

@@ -47,23 +47,21 @@ ffi::Error conv(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::AnyBuffer weights, 
 
 // The number of parts does not depend on the threads; it is small enough that summing the parts takes little time.
 void run_tiled_gradient(ffi::ThreadPool& pool, const Conv& task, const Kernels& kernels) {
-  const int64_t size = POINTS * task.windows.channels * task.features, tiles = kernels.tiles(task);
-  const int64_t parts = std::min(tiles, std::clamp<int64_t>((1 << 17) / size, 4, 32));
+  const int64_t size = window_size(task.windows) * task.features, tiles = kernels.tiles(task);
+  const int64_t parts = std::min(tiles, std::clamp<int64_t>((1 << 15) / size, 4, 32));
   const int64_t scratch_size = Floats::aligned(kernels.tiled_scratch(task));
   const Floats sums(parts * size), scratch(scratch_size * workers(pool, parts));
   share_out(pool, parts, [&](int64_t part, int64_t worker) {
-    float* const points = sums.data() + part * size;
-    std::fill_n(points, size, 0.0f);
-    kernels.tiled_gradient(task, tiles * part / parts, tiles * (part + 1) / parts, points,
+    kernels.tiled_gradient(task, tiles * part / parts, tiles * (part + 1) / parts, sums.data() + part * size,
                            scratch.data() + worker * scratch_size);
   });
   const int64_t slices = pool.num_threads();
   share_out(pool, slices, [&](int64_t slice, int64_t) {
+    const int64_t from = size * slice / slices, to = size * (slice + 1) / slices;
+    std::copy(sums.data() + from, sums.data() + to, task.dkernel + from);
     for (int64_t part = 1; part < parts; part++)
-      for (int64_t i = size * slice / slices; i < size * (slice + 1) / slices; i++)
-        sums.data()[i] += sums.data()[part * size + i];
+      for (int64_t i = from; i < to; i++) task.dkernel[i] += sums.data()[part * size + i];
   });
-  kernels.kernel_gradient(task, sums.data());
 }
 
 ffi::Error conv_gradient(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::AnyBuffer dy,
