@@ -205,19 +205,19 @@ CASES = {
 }
 
 
-def _hybrid(a: int, b: int, d: int) -> int:
+def _hybrid(a: int, b: int, d: int, pairs: tuple[int, int, int] = (2, 2, 2)) -> int:
     """HybridViT's stages of a, b and d channels, positions, two blocks, the last norm and a head of 1,000."""
     hidden = 2 * d
-    convolutions = [(3, a), *[(a, a)] * 4, (a, b), *[(b, b)] * 4, (b, d), *[(d, d)] * 4]
+    first, second, third = (2 * n for n in pairs)
+    convolutions = [(3, a), *[(a, a)] * first, (a, b), *[(b, b)] * second, (b, d), *[(d, d)] * third]
     block = 4 * d + 4 * d * d + d + 2 * d * hidden + hidden + d + 9 * hidden + hidden
     return sum(9 * i * o + 2 * o for i, o in convolutions) + 64 * d + 2 * block + 2 * d + 1000 * d + 1000
 
 
 COUNTS = {
-    **{
-        f"hybrid_vit_{size}": _hybrid(*widths)
-        for size, widths in (("tiny", (16, 32, 64)), ("small", (16, 48, 96)), ("base", (32, 64, 128)))
-    },
+    "hybrid_vit_tiny": _hybrid(16, 32, 64),
+    "hybrid_vit_small": _hybrid(16, 48, 96, (1, 1, 2)),
+    "hybrid_vit_base": _hybrid(32, 64, 128),
     # Added up by hand from the authors' layers, with their head of two; their README says 32.4 million.
     "scalable_vit_small": 32_000_472,
     # Added up by hand from the authors' layers, which they give as 27.8 and 30.7 million.

@@ -68,6 +68,9 @@ def test_evaluations_are_spread_evenly_and_the_last_step_is_one():
 def test_more_epochs_lead_to_a_larger_model_and_more_augmentation():
     assert choose_model({"hybrid_vit_tiny": 3.0, "hybrid_vit_small": 2.0, "hybrid_vit_base": 1.0}) == "hybrid_vit_tiny"
     assert (
+        choose_model({"hybrid_vit_tiny": 12.0, "hybrid_vit_small": 8.8, "hybrid_vit_base": 4.0}) == "hybrid_vit_small"
+    )
+    assert (
         choose_model({"hybrid_vit_tiny": 900.0, "hybrid_vit_small": 700.0, "hybrid_vit_base": 300.0})
         == "hybrid_vit_base"
     )
@@ -83,7 +86,7 @@ def test_more_epochs_lead_to_a_larger_model_and_more_augmentation():
 
 @pytest.mark.skipif(native.status().instruction_set is None, reason=str(native.status()))
 def test_the_choice_knows_that_there_are_kernels(monkeypatch: pytest.MonkeyPatch):
-    """Without them a step takes twice as long, so that half as many epochs fit."""
+    """Without them a step takes more than twice as long, so that fewer than half as many epochs fit."""
     monkeypatch.setattr(choice, "products_per_second", lambda: 5e10)
     data = labelled(np.arange(6) % 3)
 
@@ -93,4 +96,4 @@ def test_the_choice_knows_that_there_are_kernels(monkeypatch: pytest.MonkeyPatch
 
     fast = epochs()
     with native.disabled():
-        assert epochs() == pytest.approx(fast / 2, rel=0.01)  # printed with three digits
+        assert fast / 3 < epochs() < fast / 2

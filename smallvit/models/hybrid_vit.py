@@ -115,10 +115,10 @@ def strides_for(image_size: Size) -> tuple[Size, ...]:
     return (first[0], first[1]), 2, 2
 
 
-_sizes = dict(image_size=64, strides=strides_for, conv_depth=2, depth=2)
+_sizes = dict(image_size=64, strides=strides_for, depth=2)
 register(
     HybridViT,
-    hybrid_vit_tiny=dict(**_sizes, widths=(16, 32, 64), heads=2, mlp_dim=128),
-    hybrid_vit_small=dict(**_sizes, widths=(16, 48, 96), heads=3, mlp_dim=192),
-    hybrid_vit_base=dict(**_sizes, widths=(32, 64, 128), heads=4, mlp_dim=256),
+    hybrid_vit_tiny=dict(**_sizes, widths=(16, 32, 64), conv_depth=2, heads=2, mlp_dim=128),
+    hybrid_vit_small=dict(**_sizes, widths=(16, 48, 96), conv_depth=(1, 1, 2), heads=3, mlp_dim=192),
+    hybrid_vit_base=dict(**_sizes, widths=(32, 64, 128), conv_depth=2, heads=4, mlp_dim=256),
 )
