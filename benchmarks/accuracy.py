@@ -203,12 +203,15 @@ def plot(folder: str, minutes: float) -> None:
 
 
 def plot_minutes(folders: list[str]) -> None:
-    """docs/images/accuracy-minutes.png: accuracy against core-minutes, of everything that has two budgets."""
+    """docs/images/accuracy-minutes.png: accuracy against core-minutes, of ours and everything that has two budgets."""
     from matplotlib.figure import Figure
 
     found = {folder: curves(folder) for folder in folders}
     shown = {
-        folder: {name: points for name, points in models.items() if len(points) > 1} for folder, models in found.items()
+        folder: {
+            name: points for name, points in models.items() if name == "ours" or (len(points) > 1 and ":" not in name)
+        }
+        for folder, models in found.items()
     }
     names = sorted({name for models in shown.values() for name in models}, key=lambda name: (name != "ours", name))
     colours = dict(zip(names, ("#1f6feb", "#e8a06a", "#6b7785", "#a05195", "#2f9e6e"), strict=False))
