@@ -85,7 +85,7 @@ def relative_speed() -> float:
     On one core it is 1.2 to 1.5 with the native kernels, since Winograd's algorithm needs fewer multiply-adds than
     are counted, and 0.47 without them. Two cores gain less than a factor of two.
     """
-    return 1.1 if kernels.usable() else 0.45
+    return 1.0 if kernels.usable() else 0.45
 
 
 def products_per_second(seconds: float = 0.5) -> float:
