@@ -82,7 +82,7 @@ def choose_augmentation(epochs: float) -> dict[str, Any]:
 def relative_speed() -> float:
     """The speed of a training step of HybridViT relative to that of a matrix product, in multiply-adds.
 
-    On one core it is 1.2 to 1.5 with the native kernels, since Winograd's algorithm needs fewer multiply-adds than
+    On one core it is 1.2 to 1.6 with the native kernels, since Winograd's algorithm needs fewer multiply-adds than
     are counted, and 0.47 without them. Two cores gain less than a factor of two.
     """
     return 1.0 if kernels.usable() else 0.45
