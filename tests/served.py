@@ -23,6 +23,7 @@ from smallvit.runs.prediction import Predictor
 from smallvit.runs.saved import Spec, save_model
 
 CLASSES = ("blue", "green", "red")
+IMAGE = {"Content-Type": "image/png"}
 
 
 def save_tiny(folder: Path) -> None:

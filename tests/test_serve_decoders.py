@@ -25,9 +25,7 @@ from smallvit.data.worker import ANSWER, ASK, BROKEN, BYTES, LARGE, MEMORY, PIXE
 from smallvit.runs.prediction import Predictor
 from smallvit.serving import Limits, make_app
 from smallvit.serving.decoders import NICE, Decoders
-from tests.served import photo, save_tiny, started, tiny_predictor
-
-IMAGE = {"Content-Type": "image/png"}
+from tests.served import IMAGE, photo, save_tiny, started, tiny_predictor
 
 
 @pytest.fixture(scope="module")

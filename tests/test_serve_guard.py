@@ -26,9 +26,7 @@ from smallvit.serving.connections import limited
 from smallvit.serving.guard import LOOPBACK
 from smallvit.serving.server import _is_loopback, _Server
 from tests.runs import required
-from tests.served import photo, tiny_predictor
-
-IMAGE = {"Content-Type": "image/png"}
+from tests.served import IMAGE, photo, tiny_predictor
 
 
 @pytest.fixture(scope="module")
