@@ -17,6 +17,7 @@ import pytest
 from PIL import Image
 from safetensors.numpy import load_file
 
+from smallvit import kernels
 from smallvit.evaluation import evaluate
 from smallvit.runs.saved import from_pretrained
 from smallvit.training.comparison import CompareConfig, variants
@@ -80,10 +81,12 @@ def test_a_run_without_test_images_is_calibrated_on_its_validation_images(env: d
 
 @pytest.mark.xdist_group("train_run")
 def test_a_model_that_cannot_be_explained_has_a_report(photos: Path, env: dict[str, str], tmp_path: Path):
-    """Without blocks, the class token is all that the prediction depends on."""
+    """Without blocks, the class token is all that the prediction depends on. Nor are there kernels, which is said."""
     args = command(photos, *QUICK, "--fields", "depth=0", "--epochs", 1, "--runs", tmp_path, "--name", "blind")
-    done = subprocess.run(args, env=env, capture_output=True, text=True, timeout=300)
+    slow = {**env, kernels.VARIABLE: "0"}
+    done = subprocess.run(args, env=slow, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
+    assert "switched off by SMALLVIT_KERNELS=0: training takes more than twice as long without them" in done.stdout
     assert "no attention.png: no part of ViT has a grid of tokens" in done.stdout
     assert not (tmp_path / "blind/attention.png").exists()
     assert "<html" in (tmp_path / "blind/report.html").read_text()
@@ -95,6 +98,7 @@ def test_all_images_are_trained_on_but_those_of_the_test(photos: Path, env: dict
     done = subprocess.run(args, env=env, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     assert "also training on the 6 validation images: only the test images are held out" in done.stdout
+    assert ("not in use" in done.stdout) == (kernels.status().instruction_set is None)
     result = json.loads((tmp_path / "all/result.json").read_text())
     assert (result["kept_epoch"], result["steps"]) == (result["epochs"], 9)  # two epochs of 66, in 16s
     assert from_pretrained(tmp_path / "all").calibration.images == 0

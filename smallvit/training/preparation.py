@@ -6,6 +6,7 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
+from smallvit import kernels
 from smallvit.common.text import duration
 from smallvit.data import Dataset, Scanned, scan_data
 from smallvit.runs.folder import CACHE
@@ -46,6 +47,8 @@ def prepare(config: TrainConfig, own: Own, report: Reporter, *, new: bool) -> Pr
     blank = scanned.blank
     spec = Spec(config.model or "", len(blank.classes), blank.preprocess.size, config.model_fields)
     trainer = _trainer(config, blank, spec, own, report)
+    if jax.default_backend() == "cpu" and kernels.status().instruction_set is None:
+        report(f"{kernels.status()}: training takes more than twice as long without them")
     given = None if start is None else starting_weights(start, spec, blank, report)
     compiled = trainer.compile()
     data = scanned.decode()
