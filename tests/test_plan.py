@@ -10,6 +10,7 @@ from smallvit import kernels as native
 from smallvit.training import RECIPES, Recipe, TrainConfig, choice
 from smallvit.training.choice import choose_augmentation, choose_model
 from smallvit.training.plan import MOMENTS, Plan, rate_at
+from smallvit.training.progress import Bar, Reporter
 from tests.small import labelled, plan
 
 
@@ -97,3 +98,9 @@ def test_the_choice_knows_that_there_are_kernels(monkeypatch: pytest.MonkeyPatch
     fast = epochs()
     with native.disabled():
         assert fast / 3 < epochs() < fast / 2
+
+
+def test_the_time_to_go_is_that_of_the_steps(capsys: pytest.CaptureFixture[str]):
+    row = dict(step=10, epoch=1.0, train_loss=1.0, train_top1=50.0, val_top1=40.0, images_per_second=16.0, minutes=3.0)
+    Bar(Reporter(), plan(100)).line(row)  # batches of 8
+    assert capsys.readouterr().out.endswith("16 images/s, 3 min 00 s so far, 45 s to go\n")

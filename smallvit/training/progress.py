@@ -81,13 +81,10 @@ class Bar:
 
     def line(self, row: Mapping[str, Any]) -> None:
         self._last_line = time.monotonic()
+        images = (self.plan.steps - row["step"]) * self.plan.batch_size
+        left = images / max(row["images_per_second"], 0.1)  # without the evaluations, of which the first takes longest
         self._log(
             f"epoch {row['epoch']:.1f} of {self.plan.epochs:.1f}: loss {row['train_loss']:.3f}, "
             f"train {row['train_top1']:.1f} %, val {row['val_top1']:.2f} %, {row['images_per_second']:,.0f} images/s, "
-            f"{duration(60 * row['minutes'])} so far, {duration(self._left(row['step']))} to go"
+            f"{duration(60 * row['minutes'])} so far, {duration(left)} to go"
         )
-
-    def _left(self, step: int) -> float:
-        if self._first is None or step <= self._first[0]:
-            return 0.0
-        return (self.plan.steps - step) * (time.monotonic() - self._first[1]) / (step - self._first[0])
