@@ -52,7 +52,7 @@ class Recipe:
 
 RECIPES: dict[str, Recipe] = {
     # For the best accuracy in the user's time. `make train`: five minutes on two cores, 92 % of the embedded set. Six
-    # minutes of one core (benchmarks.accuracy): 4.5 to 12.5 points ahead of ResNet-20 on three sets (docs/results.md).
+    # minutes of one core (benchmarks.accuracy): 3.7 to 12.0 points ahead of ResNet-20 on three sets (docs/results.md).
     # The plan of a run adds augmentation by the number of epochs that fit.
     "default": Recipe(
         learning_rate=2e-3,
