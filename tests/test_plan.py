@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -9,6 +10,7 @@ import pytest
 from smallvit import kernels as native
 from smallvit.training import RECIPES, Recipe, TrainConfig, choice
 from smallvit.training.choice import choose_augmentation, choose_model
+from smallvit.training.options import RecipeOptions
 from smallvit.training.plan import MOMENTS, Plan, rate_at
 from smallvit.training.progress import Bar, Reporter
 from tests.small import labelled, plan
@@ -83,6 +85,22 @@ def test_more_epochs_lead_to_a_larger_model_and_more_augmentation():
     assert "policy" not in choose_augmentation(48.0)
     assert "policy" in choose_augmentation(94.0)
     assert {"cutmix", "policy"} <= choose_augmentation(1000.0).keys()
+
+
+@pytest.mark.parametrize(
+    ("given", "augmentation"),
+    [
+        ({}, "flip, crop-padding 0.125, mixup 0.2, cutmix 0.3, label-smoothing 0.1"),
+        ({"cutmix": 0.0, "flip": False}, "crop-padding 0.125, mixup 0.2, label-smoothing 0.1"),
+        ({"cutmix": 0.9}, "flip, crop-padding 0.125, mixup 0.1, cutmix 0.9, label-smoothing 0.1"),
+        ({"mixup": 1.0, "resized_crop": (0.5, 1.0)}, "resized-crop (0.5, 1.0), mixup 1, label-smoothing 0.1"),
+    ],
+)
+def test_the_choice_says_what_is_on(given: dict[str, Any], augmentation: str):
+    config = TrainConfig(model="hybrid_vit_tiny", epochs=20.0, in_recipe=RecipeOptions(**given))
+    chosen, said = choice.choose(config, labelled(np.arange(6) % 3))
+    assert said.endswith(augmentation)
+    assert all(getattr(chosen.full_recipe.augment, name) == value for name, value in given.items())
 
 
 @pytest.mark.skipif(native.status().instruction_set is None, reason=str(native.status()))

@@ -1,6 +1,6 @@
 """The configuration of augmentation."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Literal, get_args
 
 AutoAugment = Literal["cifar10", "svhn", "imagenet"]  # the data sets that the policies were found on
@@ -64,3 +64,12 @@ class Augment:
             )
         if not self.alpha > 0:
             raise ValueError(f"alpha={self.alpha} must be above 0; mixup=0 and cutmix=0 turn mixing off")
+
+    def describe(self) -> str:
+        """Names what is on, in the words of the command's options."""
+        words = []
+        for field in fields(self):
+            if (value := getattr(self, field.name)) != field.default:
+                shown = "" if value is True else f" {value:g}" if isinstance(value, float) else f" {value}"
+                words.append(field.name.replace("_", "-") + shown)
+        return ", ".join(words) or "none"

@@ -60,9 +60,11 @@ def choose(config: TrainConfig, data: Dataset) -> tuple[TrainConfig, str]:
     if not data.photographic:
         added = {name: value for name, value in added.items() if name != "policy"}
     open_ones = {name: value for name, value in added.items() if getattr(config.in_recipe, name) is None}
+    for name, other in (("mixup", "cutmix"), ("cutmix", "mixup")):
+        if name in open_ones and other not in open_ones:  # each is a fraction of the batches: one takes what is left
+            open_ones[name] = min(open_ones[name], 1 - getattr(config.in_recipe, other))
     config = replace(config, model=model, in_recipe=replace(config.in_recipe, **open_ones))
-    augmentation = " ".join(["crops", *(f"{name} {value}" for name, value in added.items())])
-    return config, f"{about}: {model}, augmentation {augmentation}"
+    return config, f"{about}: {model}, augmentation {config.recipe_for(data).augment.describe()}"
 
 
 def epochs_of(config: TrainConfig) -> float | None:
