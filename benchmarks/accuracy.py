@@ -117,14 +117,16 @@ def run_one(job: dict[str, Any]) -> dict[str, Any]:
     if not model:
         model = choose_model({each: images[f"ours:{each}"] / len(data.train) for each in MODELS})
     given = job.get("options", [])
-    planned = choose_augmentation(images[f"ours:{model}"] / len(data.train)).get("policy", "none")
-    policy = given[given.index("--policy") + 1] if "--policy" in given else planned
+    planned = choose_augmentation(images[f"ours:{model}"] / len(data.train))
+    policy = given[given.index("--policy") + 1] if "--policy" in given else planned.get("policy", "none")
     timed = f"ours:{model}" + (POLICY if policy != "none" else "")
     epochs = images[timed] / len(data.train)
     with tempfile.TemporaryDirectory() as runs:
         begun = time.monotonic()
         command = [sys.executable, "-m", "smallvit.cli", "train", folder, "--model", model, "--epochs", f"{epochs:.4f}"]
-        command += ["--seed", str(seed), "--runs", runs, "--name", "run", *job.get("options", [])]
+        command += ["--seed", str(seed), "--runs", runs, "--name", "run", *given]
+        for option, value in planned.items():  # by the minutes: `train` would plan by the epochs
+            command += [] if f"--{option}" in given else [f"--{option}", str(value)]
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
         result = json.loads(Path(runs, "run", "result.json").read_text())
     seconds = time.monotonic() - begun
