@@ -74,6 +74,16 @@ def test_confusion_labels_get_fewer(k, tmp_path):
         assert max(picture.size) < 1400
 
 
+@pytest.mark.parametrize("length", [3, 16])
+def test_confusion_has_a_margin(length: int, tmp_path: Path):
+    names = [str(i).rjust(length, "x") for i in range(9)]
+    plots.save(plots.confusion(np.full((9, 9), 7), names), tmp_path / "confusion.png")
+    with Image.open(tmp_path / "confusion.png") as picture:
+        pixels = np.asarray(picture.convert("L"))
+    edges = pixels[:3], pixels[-3:], pixels[:, :3], pixels[:, -3:]
+    assert all((edge == 255).all() for edge in edges)
+
+
 def test_confusion_refuses_other_classes(as_a_user):
     with pytest.raises(ValueError, match="must be 3 x 3"):
         plots.confusion(np.eye(2, dtype=int), ["a", "b", "c"])

@@ -56,9 +56,14 @@ styled = matplotlib.rc_context(
 
 def save(figure: Figure, path: Path) -> None:
     """Saves as PNG; a reader of `path` sees either the old file or the complete new one."""
+
+    def write(temporary: Path) -> None:
+        # Tight: the layout leaves too little room for long names beside cells of a fixed shape.
+        figure.savefig(temporary, format="png", facecolor="white", bbox_inches="tight", pad_inches=0.08)
+
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Glyph .* missing")  # the font lacks some characters
-        write_safely(path, lambda temporary: figure.savefig(temporary, format="png", facecolor="white"))
+        write_safely(path, write)
 
 
 def notice(text: str) -> Figure:
