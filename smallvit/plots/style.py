@@ -8,6 +8,7 @@ import numpy as np
 from jaxtyping import UInt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.transforms import Bbox
 
 from smallvit.common.files import write_safely
 from smallvit.common.text import shown
@@ -58,8 +59,10 @@ def save(figure: Figure, path: Path) -> None:
     """Saves as PNG; a reader of `path` sees either the old file or the complete new one."""
 
     def write(temporary: Path) -> None:
-        # Tight: the layout leaves too little room for long names beside cells of a fixed shape.
-        figure.savefig(temporary, format="png", facecolor="white", bbox_inches="tight", pad_inches=0.08)
+        figure.draw_without_rendering()
+        # The layout leaves too little room for long names beside cells of a fixed shape: the page grows with them.
+        page = Bbox.union([figure.bbox_inches, figure.get_tightbbox().padded(0.08)])
+        figure.savefig(temporary, format="png", facecolor="white", bbox_inches=page)
 
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Glyph .* missing")  # the font lacks some characters
