@@ -26,6 +26,8 @@ def main() -> None:
     parser.add_argument("--by", choices=["category", "subcategory"], default="category")
     parser.add_argument("--fewest", type=int, default=50, help="minimum number of emoji in a class")
     args = parser.parse_args()
+    if missing := [str(archive) for archive in args.archives if not archive.is_file()]:
+        parser.error(f"no such file: {', '.join(missing)}; download the archives with `npm pack`, as --help shows")
     written = Counter(split for archive in args.archives for split in write(archive, args.out, args.by, args.fewest))
     print(f"{args.out}: {written['train']:,} images to train on, {written['test']:,} to test on")
 

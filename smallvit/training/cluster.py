@@ -39,26 +39,27 @@ def join(machine: MachineOptions) -> None:
     jax.distributed.initialize(*given, heartbeat_timeout_seconds=_SILENCE, shutdown_timeout_seconds=_SILENCE)
     # Connect now: while the model compiles, one process may be later than the others' connection timeout.
     multihost_utils.sync_global_devices("joined")
-    if os.environ.get("SMALLVIT_EXCLUSIVE") == "1":
-        _defer_network_threads()
+    _defer_network_threads()
 
 
 def _defer_network_threads() -> None:
-    """Lets the threads that receive data on a CPU run only on idle cores.
+    """Keeps the threads that receive data on a CPU from interrupting the computation.
 
-    While another process is ahead, they poll continuously, and take half of a core from this process's computation. If
-    other programs use the cores, the threads hardly run at all: then leave this off. Only Linux shows which threads
-    they are: those that wait in epoll, and that gRPC has not named.
+    A thread that interrupts another one in the middle of a send polls until its time slice ends. With SCHED_BATCH it
+    interrupts none. With SCHED_IDLE, for cores that nobody else uses, it only runs when a core is idle, which is faster
+    still; next to other programs it would hardly run at all. Only Linux shows which threads they are: those that wait
+    in epoll, and that gRPC has not named.
     """
     tasks = Path("/proc/self/task")
     if jax.default_backend() != "cpu" or not tasks.exists():
         return
+    policy = os.SCHED_IDLE if os.environ.get("SMALLVIT_EXCLUSIVE") == "1" else os.SCHED_BATCH
     time.sleep(0.05)  # until they have started to wait
     name = Path("/proc/self/comm").read_text()
     for task in tasks.iterdir():
         with suppress(OSError):
             if (task / "wchan").read_text() in _RECEIVING and (task / "comm").read_text() == name:
-                os.sched_setscheduler(int(task.name), os.SCHED_IDLE, os.sched_param(0))
+                os.sched_setscheduler(int(task.name), policy, os.sched_param(0))
 
 
 def broadcast_choice(choose: Callable[[], str]) -> str:
