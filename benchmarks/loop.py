@@ -51,7 +51,7 @@ def main() -> None:
     def bare() -> None:
         state = trainer.init()
         for _ in range(steps):
-            state, metrics = trainer._step(state, images, labels, trainer._key, STILL, normalisation)
+            state, metrics = trainer._steps[1.0](state, images, labels, trainer._key, STILL, normalisation)
         metrics.loss.block_until_ready()
 
     def loop() -> None:

@@ -60,7 +60,7 @@ class Ours:
 
     @property
     def program(self) -> Any:
-        return self.trainer._step
+        return self.trainer._steps[1.0]
 
     def logits(self, x: np.ndarray) -> np.ndarray:
         return np.asarray(jax.jit(self.model.apply)(self.variables, x))

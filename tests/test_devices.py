@@ -156,7 +156,7 @@ def test_two_devices_train_as_one_does():
                 state, metrics = trainer.step(state, step, pace)
                 losses.append(float(metrics.loss))
             losses.append(trainer.evaluate(state, data.val).loss)
-            return np.array(losses), trainer._step.as_text(), trainer._predict.as_text()
+            return np.array(losses), trainer._steps[1.0].as_text(), trainer._predict.as_text()
 
         (one, *_), (two, step, predict) = train(1), train(2)
         sharded, sharded_step, _ = train(2, fsdp=2)

@@ -109,7 +109,7 @@ def test_programs_are_for_any_images_of_the_same_shape():
         trainer.data = data
         state, _ = trainer.step(trainer.init(), 0, Pace(np.float32(1), np.float32(0), np.float32(0)))
         states.append((state, trainer.evaluate(state, data.val).loss))
-    assert trainer._step._cache_size() == trainer._predict._cache_size() == 1
+    assert trainer._steps[1.0]._cache_size() == trainer._predict._cache_size() == 1
     assert states[0][1] != states[1][1]
     fewer = labelled(np.arange(47) % 3)
     assert not trainer.takes(fewer)  # to evaluate; there are enough to train on

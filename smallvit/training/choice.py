@@ -16,6 +16,7 @@ from smallvit.runs.saved import Spec, abstract_model
 from smallvit.training.cluster import broadcast_choice
 from smallvit.training.config import DEFAULT_MINUTES, TrainConfig
 from smallvit.training.recipe import RECIPES
+from smallvit.training.resizing import FROM, mean_cost
 
 # From small to large, each with the minimum number of epochs to choose it. The evidence is in docs/results.md.
 MODELS = {"hybrid_vit_tiny": 0.0, "hybrid_vit_small": 5.0, "hybrid_vit_base": 200.0}
@@ -25,6 +26,8 @@ AUGMENTATION: dict[float, dict[str, Any]] = {
     15.0: dict(cutmix=0.3, mixup=0.2),
     80.0: dict(cutmix=0.4, mixup=0.3, policy="randaugment", erasing=0.1),
 }
+
+PROGRESSIVE = 0.65  # fraction of the steps on smaller images, with these models
 
 OVERHEAD = 30.0  # seconds to read the images, to compile and to write the report
 
@@ -46,8 +49,12 @@ def choose(config: TrainConfig, data: Dataset) -> tuple[TrainConfig, str]:
             return epochs or 0.0
         spec = Spec(name, len(data.classes), data.preprocess.size, config.model_fields)
         cost = 3 * multiply_adds(spec.create(), data.preprocess.size, data.preprocess.channels)
+        cost *= mean_cost(progressive)
         return max(seconds - OVERHEAD, seconds / 2) * speed / cost / len(data.train)
 
+    progressive = config.in_recipe.progressive
+    if progressive is None:
+        progressive = choose_progressive(config, data)
     model = config.model or choose_model({name: fit(name) for name in MODELS})
     fitting = fit(model)
     unit = "epoch" if fitting == 1 else "epochs"
@@ -63,8 +70,9 @@ def choose(config: TrainConfig, data: Dataset) -> tuple[TrainConfig, str]:
     for name, other in (("mixup", "cutmix"), ("cutmix", "mixup")):
         if name in open_ones and other not in open_ones:  # each is a fraction of the batches: one takes what is left
             open_ones[name] = min(open_ones[name], 1 - getattr(config.in_recipe, other))
-    config = replace(config, model=model, in_recipe=replace(config.in_recipe, **open_ones))
-    return config, f"{about}: {model}, augmentation {config.recipe_for(data).augment.describe()}"
+    config = replace(config, model=model, in_recipe=replace(config.in_recipe, progressive=progressive, **open_ones))
+    smaller = f"{progressive:.0%} of the steps on smaller images, " if progressive else ""
+    return config, f"{about}: {model}, {smaller}augmentation {config.recipe_for(data).augment.describe()}"
 
 
 def epochs_of(config: TrainConfig) -> float | None:
@@ -79,6 +87,12 @@ def choose_model(epochs: Mapping[str, float]) -> str:
 
 def choose_augmentation(epochs: float) -> dict[str, Any]:
     return [added for fewest, added in AUGMENTATION.items() if epochs >= fewest][-1]
+
+
+def choose_progressive(config: TrainConfig, data: Dataset) -> float:
+    """Progressive resizing is for the models above, where it was measured, and for the recipe `default`."""
+    ours = config.model is None or config.model in MODELS
+    return PROGRESSIVE if ours and config.recipe_name == "default" and min(data.preprocess.size) >= FROM else 0.0
 
 
 def relative_speed() -> float:

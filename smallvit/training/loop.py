@@ -153,7 +153,7 @@ class Training:
         with Bar(self.report, self.plan) as bar:
             while step < (until or self.plan.steps) and not history.stopped:
                 pace = self.plan.pace(self.trainer.recipe, step)
-                state, metrics = self.trainer.step(state, step, pace)
+                state, metrics = self.trainer.step(state, step, pace, self.plan.side(step))
                 if before is not None:
                     self._account(history, before)
                     bar.show(history.step, history.loss / history.steps, self.plan.batch_size)
@@ -203,8 +203,9 @@ class Training:
         """Replans the remaining steps by the time per step since the last decision, including all other work."""
         assert self.plan.seconds is not None
         now = self.clock()
-        per_step = (now - since[1]) / (step - since[0])
-        left = round((self.plan.seconds - now - ending(self.trainer, self.evaluating)) / per_step)
+        per_step = (now - since[1]) / self.plan.work(since[0], step)
+        work = (self.plan.seconds - now - ending(self.trainer, self.evaluating)) / per_step
+        left = self.plan.steps_for(work, step)
         # From the first process: the others may have measured other times.
         self.plan = self.plan.decided(step, int(broadcast_choice(lambda: str(left))))
         store_plan(self.folder, self.plan)

@@ -19,7 +19,8 @@ SHORT = {  # aliases
     "reprob": "erasing",
     "smoothing": "label_smoothing",
 }
-PLANNED = ("policy", "mixup", "cutmix", "erasing")  # chosen by the plan of a run, with the recipe `default`
+# Chosen by the plan of a run, with the recipe `default`.
+PLANNED = ("policy", "mixup", "cutmix", "erasing", "progressive")
 
 
 def _of_recipe(name: str, metavar: str | None) -> Any:
@@ -67,6 +68,8 @@ class RecipeOptions:
     """What is not trained: `backbone` trains only the head."""
     layer_decay: Annotated[float | None, _of_recipe("layer_decay", "FLOAT")] = None
     """Layer-wise learning-rate decay: the factor from each block to the one before it; 1 turns it off."""
+    progressive: Annotated[float | None, _of_recipe("progressive", "FLOAT")] = None
+    """Progressive resizing: the fraction of the steps, from the first on, that are on smaller images."""
     balance: Annotated[Switch, _of_recipe("balance", None)] = None
     """Weight the classes so that each counts the same."""
     flip: Annotated[Switch, _of_recipe("flip", None)] = None

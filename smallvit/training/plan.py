@@ -3,6 +3,7 @@
 import json
 import math
 import time
+from bisect import bisect_left
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from smallvit.training.choice import epochs_of
 from smallvit.training.cluster import broadcast_choice
 from smallvit.training.config import DEFAULT_MINUTES, TrainConfig
 from smallvit.training.recipe import Recipe
+from smallvit.training.resizing import mean_cost, phases
 from smallvit.training.step import STILL, Pace
 from smallvit.training.trainer import Trainer
 
@@ -38,6 +40,7 @@ class Plan:
     seconds: float | None  # time limit; None if the epochs are given
     data: str  # digest of the images
     decisions: tuple[tuple[int, int], ...]  # (step, total number of steps from this step on)
+    progressive: float = 0.0  # fraction of the run on smaller images
 
     @property
     def steps(self) -> int:
@@ -65,6 +68,23 @@ class Plan:
         if self.seconds is None or step >= self.steps or step <= self.decisions[-1][0]:
             return False
         return any(self.progress(step - 1) < moment <= self.progress(step) for moment in MOMENTS)
+
+    def side(self, step: int) -> float:
+        """The side of the images of this step, relative to whole ones."""
+        done = self.progress(step)
+        return next(phase.side for phase in phases(self.progressive) if done < phase.until)
+
+    def work(self, start: int, stop: int) -> float:
+        """The cost of the steps from `start` to `stop`, in steps on whole images."""
+        total = 0.0
+        for phase in phases(self.progressive):
+            end = min(max(bisect_left(range(self.steps), phase.until, key=self.progress), start), stop)
+            start, total = end, total + (end - start) * phase.cost
+        return total
+
+    def steps_for(self, work: float, step: int) -> int:
+        """The number of steps from `step` on that cost `work`, if the phases keep their shares of the steps."""
+        return round(work * (self.steps - step) / self.work(step, self.steps))
 
     def decided(self, step: int, left: int) -> "Plan":
         return replace(self, decisions=(*self.decisions, (step, step + max(left, 1))))
@@ -119,10 +139,19 @@ def make_plan(config: TrainConfig, trainer: Trainer, started: float) -> Plan:
                 f"{duration(seconds - left)} here, give at least {needed} minute{'s' * (needed > 1)}{each}"
             )
         evaluations = max(min(evaluations, EVALUATING * left / per_evaluation), 1.0)
+        per_step *= mean_cost(recipe.progressive) / phases(recipe.progressive)[0].cost
         epochs = (left - min(evaluations * per_evaluation, EVALUATING * left)) / (per_step * epoch)
     steps = max(math.ceil(epochs * epoch), 1)
     evaluations = min(epochs, evaluations)
-    plan = Plan(trainer.batch_size, epoch, max(evaluations, 1.0), seconds, data_digest(data), ((0, steps),))
+    plan = Plan(
+        trainer.batch_size,
+        epoch,
+        max(evaluations, 1.0),
+        seconds,
+        data_digest(data),
+        ((0, steps),),
+        recipe.progressive,
+    )
     return Plan.from_json(json.loads(broadcast_choice(lambda: json.dumps(plan.to_json()))))
 
 
@@ -156,12 +185,13 @@ def ending(trainer: Trainer, per_evaluation: float) -> float:
 
 
 def _measure(trainer: Trainer, seconds: float = 3.0) -> tuple[float, float]:
-    """Seconds per step and per evaluation, on a temporary state; excludes the slow first step."""
-    state, metrics = trainer.step(trainer.init(), 0, STILL)
+    """Seconds per step of the first phase and per evaluation, on a temporary state; excludes the slow first step."""
+    side = phases(trainer.recipe.progressive)[0].side
+    state, metrics = trainer.step(trainer.init(), 0, STILL, side)
     metrics.loss.block_until_ready()
     start, steps = time.monotonic(), 0
     while steps < 4 or time.monotonic() - start < seconds:
-        state, metrics = trainer.step(state, steps, STILL)
+        state, metrics = trainer.step(state, steps, STILL, side)
         metrics.loss.block_until_ready()
         steps += 1
     per_step = (time.monotonic() - start) / steps

@@ -73,7 +73,8 @@ class Bar:
         text = f"epoch {step / self.plan.epoch:.1f} of {self.plan.epochs:.1f}, loss {loss:.3f}"
         if step > self._first[0]:
             rate = (step - self._first[0]) / (now - self._first[1])
-            text += f", {rate * batch_size:,.0f} images/s, {duration((self.plan.steps - step) / rate)} to go"
+            left = self._left(step, now - self._first[1], self._first[0])
+            text += f", {rate * batch_size:,.0f} images/s, {duration(left)} to go"
         self._progress.update(self._task, completed=self.plan.progress(step), description=text)
         if self._progress.disable and now - self._last_line > self.EVERY:
             self._last_line = now
@@ -81,10 +82,15 @@ class Bar:
 
     def line(self, row: Mapping[str, Any]) -> None:
         self._last_line = time.monotonic()
-        images = (self.plan.steps - row["step"]) * self.plan.batch_size
-        left = images / max(row["images_per_second"], 0.1)  # without the evaluations, of which the first takes longest
+        # Without the evaluations, of which the first takes longest.
+        seconds = row["step"] * self.plan.batch_size / max(row["images_per_second"], 0.1)
+        left = self._left(row["step"], seconds)
         self._log(
             f"epoch {row['epoch']:.1f} of {self.plan.epochs:.1f}: loss {row['train_loss']:.3f}, "
             f"train {row['train_top1']:.1f} %, val {row['val_top1']:.2f} %, {row['images_per_second']:,.0f} images/s, "
             f"{duration(60 * row['minutes'])} so far, {duration(left)} to go"
         )
+
+    def _left(self, step: int, seconds: float, since: int = 0) -> float:
+        """Seconds to the end of the run, if the steps up to `step` took `seconds`."""
+        return seconds * self.plan.work(step, self.plan.steps) / self.plan.work(since, step)

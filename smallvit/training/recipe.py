@@ -28,6 +28,7 @@ class Recipe:
     freeze: Freeze = "none"  # "backbone": only the head is trained
     layer_decay: float = 1.0  # factor of the learning rate from a block to the one before it
     balance: bool = False  # weight the classes so that each counts the same
+    progressive: float = 0.0  # fraction of all steps, from the first on, on smaller images
     epochs: float | None = None  # default; None is as many as fit into five minutes
     augment: Augment = field(default_factory=Augment)
 
@@ -39,7 +40,7 @@ class Recipe:
         for name in ("weight_decay", "clip", "floor"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name}={getattr(self, name)} must not be negative")
-        for name in ("warmup", "ema"):
+        for name in ("warmup", "ema", "progressive"):
             if not 0 <= getattr(self, name) < 1:
                 raise ValueError(f"{name}={getattr(self, name)} must be at least 0 and below 1")
         if not 0 < self.layer_decay <= 1:

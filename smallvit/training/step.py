@@ -15,12 +15,13 @@ from smallvit import kernels as native
 from smallvit.augment import augment_batch
 from smallvit.common.paths import by_path, nested
 from smallvit.data import Normalisation, Preprocess
-from smallvit.layers import Classifier
+from smallvit.layers import Classifier, resample_positions
 from smallvit.layers.basic import MOMENTUM
 from smallvit.ops import recompute
 from smallvit.training.optimiser import HEADS, kernels, layer_rates, updates_natively
 from smallvit.training.own import Own
 from smallvit.training.recipe import Recipe
+from smallvit.training.resizing import shrink
 
 Scalar = np.float32 | Float[Array, ""]
 
@@ -93,17 +94,22 @@ def make_step(
     accumulate: int = 1,
     remat: bool = False,
     own: Own = Own(),  # noqa: B008, it is frozen
+    small: Classifier | None = None,
 ) -> Callable[
     [State, UInt[Array, "b H W c"], Int[Array, "b"], PRNGKeyArray, Pace, Normalisation], tuple[State, Metrics]
 ]:
+    """The step on whole images, or on smaller ones with the model for them, `small`; the state is the same for both."""
     scales = None
     if recipe.layer_decay != 1 or recipe.freeze != "none":
         scales = layer_scales(model, recipe, (*preprocess.size, preprocess.channels))
 
     def loss(params: PyTree, others: PyTree, images: Array, targets: Array, key: PRNGKeyArray) -> tuple[Array, Any]:
+        variables = {"params": params, **others}
+        if small is not None:
+            variables = resample_positions(variables, small, images)
         with recompute(remat):
-            logits, others = model.apply(
-                {"params": params, **others}, images, train=trains, rngs={"dropout": key}, mutable=list(others)
+            logits, others = (small or model).apply(
+                variables, images, train=trains, rngs={"dropout": key}, mutable=list(others)
             )
         logits = logits.astype(jnp.float32)
         losses = (own.loss or optax.softmax_cross_entropy)(logits, targets)
@@ -155,6 +161,8 @@ def make_step(
             lambda images: preprocess.normalise(images, normalisation),
             own.augment,
         )
+        if small is not None:
+            images = shrink(images, small)
         value, logits, others, grads = gradient(state, images.astype(model.dtype), targets, dropout_key)
         others = jax.tree.map(partial(_grown, state.step, accumulate), state.others, others)
         updates, moments = optimiser.update(grads, state.moments, state.params)

@@ -20,6 +20,7 @@ from smallvit.training.mesh import on_mesh, over_images, over_weights, replicate
 from smallvit.training.optimiser import optimiser
 from smallvit.training.own import Own
 from smallvit.training.recipe import Recipe
+from smallvit.training.resizing import phases, smaller
 from smallvit.training.step import STILL, Metrics, Pace, State, first_state, make_init, make_step
 
 YOUNG, SETTLING = 200, 8  # steps
@@ -54,7 +55,18 @@ class Trainer:
         )
         self.parameters = sum(leaf.size for leaf in jax.tree.leaves(shapes.params))
 
-        step = make_step(model, recipe, update, data.preprocess, _class_weights(recipe, data), accumulate, remat, own)
+        def step_with(small: Classifier | None) -> Any:
+            weights = _class_weights(recipe, data)
+            step = make_step(model, recipe, update, data.preprocess, weights, accumulate, remat, own, small)
+            # A CPU spends the time of a step in kernels and matrix products: better code for the rest only compiles
+            # longer.
+            return jax.jit(
+                on_mesh(mesh, step),
+                donate_argnums=0,
+                out_shardings=(self._shardings, replicated(mesh)),
+                compiler_options={"xla_backend_optimization_level": 1} if jax.default_backend() == "cpu" else None,
+            )
+
         predict = make_predict(model, data.preprocess)
         self._first: Any = jax.jit(
             lambda variables: first_state(recipe, update, variables), out_shardings=self._shardings
@@ -65,13 +77,12 @@ class Trainer:
             out_shardings=self._shardings,
             compiler_options=_known({"xla_backend_optimization_level": 0}, {"xla_cpu_use_fusion_emitters": False}),
         )
-        # A CPU spends the time of a step in kernels and matrix products: better code for the rest only compiles longer.
-        self._step: Any = jax.jit(
-            on_mesh(mesh, step),
-            donate_argnums=0,
-            out_shardings=(self._shardings, replicated(mesh)),
-            compiler_options={"xla_backend_optimization_level": 1} if jax.default_backend() == "cpu" else None,
-        )
+        size, channels = data.preprocess.size, data.preprocess.channels
+        self._steps = {
+            phase.side: step_with(None if phase.side == 1 else smaller(model, size, channels, phase.side))
+            for phase in phases(recipe.progressive)
+        }
+        self._later: dict[float, Future[tuple[Any, float]]] = {}  # steps that are being compiled
         self._predict: Any = jax.jit(
             on_mesh(mesh, lambda state, images, normalisation: predict(state.variables, images, normalisation)),
             out_shardings=replicated(mesh),
@@ -79,9 +90,10 @@ class Trainer:
         self._whole = jax.jit(lambda state: state.variables, out_shardings=replicated(mesh))
 
     def compile(self) -> Callable[[], float]:
-        """Starts to compile all programs in parallel; returns a function that waits and returns the seconds taken.
+        """Starts to compile all programs; returns a function that waits for the first ones and returns the seconds.
 
-        The programs only depend on the shapes of the data, whose images may still be blank.
+        Steps on larger images, which come later, compile while the run has begun. The programs only depend on the
+        shapes of the data, whose images may still be blank.
         """
         begun = time.monotonic()
         size, channels, dtype = self.data.preprocess.size, self.data.preprocess.channels, self.data.preprocess.dtype
@@ -94,21 +106,24 @@ class Trainer:
         )
         labels = batch(self.batch_size, dtype=jnp.int32)
         normalisation = self.data.preprocess.normalisation
-        pool = ThreadPoolExecutor()  # XLA releases the GIL, tracing and lowering do not
+        pool = ThreadPoolExecutor(3)  # XLA releases the GIL, tracing and lowering do not
 
         def begin(lowered: Any) -> Future[tuple[Any, float]]:
             return pool.submit(lambda: (lowered.compile(), time.monotonic()))
 
+        arguments = self.abstract_state, images, labels, self._key, STILL, normalisation
+        (first, step), *later = self._steps.items()
         programs = [
-            begin(self._step.lower(self.abstract_state, images, labels, self._key, STILL, normalisation)),
+            begin(step.lower(*arguments)),
             begin(self._init.lower(self._init_key)),
             begin(self._predict.lower(self.abstract_state, evaluated, normalisation)),
         ]
+        self._later = {side: begin(step.lower(*arguments)) for side, step in later}
         pool.shutdown(wait=False)
 
         def wait() -> float:
             compiled, ended = zip(*(program.result() for program in programs), strict=True)
-            self._step, self._init, self._predict = compiled
+            self._steps[first], self._init, self._predict = compiled
             return max(ended) - begun
 
         return wait
@@ -128,13 +143,18 @@ class Trainer:
         start = by_path(self.variables(state))
         return self._first(jax.tree.map(np.copy, nested({**start, **given})))
 
-    def step(self, state: State, step: int, pace: Pace) -> tuple[State, Metrics]:
-        """Trains on the batch of this step, which only depends on the seed and the step; `state` is donated."""
+    def step(self, state: State, step: int, pace: Pace, side: float = 1.0) -> tuple[State, Metrics]:
+        """Trains on the batch of this step, which only depends on the seed and the step; `state` is donated.
+
+        The images have this `side`, relative to whole ones (progressive resizing).
+        """
         train = self.data.train
         rows = batch_indices(self.seed, step, self.batch_size, len(train), self.recipe.repeats)
         images = spread(self.mesh, self.batch_size, lambda part: train.images[rows[part]])
         labels = spread(self.mesh, self.batch_size, lambda part: train.labels[rows[part]])
-        return self._step(state, images, labels, self._key, pace, self.data.preprocess.normalisation)
+        if side in self._later:
+            self._steps[side], _ = self._later.pop(side).result()
+        return self._steps[side](state, images, labels, self._key, pace, self.data.preprocess.normalisation)
 
     def settled(self, state: State, step: int) -> State:
         """Recomputes the BatchNorm statistics early in training, when the running averages lag behind the weights.
