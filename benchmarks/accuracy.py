@@ -58,7 +58,8 @@ def side(folder: str) -> str:
 def time_ours(name: str, folder: str) -> float:
     """Images a second of our fastest training steps, augmentation and optimiser included; in seconds of the CPU.
 
-    It is the mean over a run with progressive resizing, if that is planned for the model. NAME+policy has the augmentation of long runs, which takes a tenth of the time of a small model.
+    It is the mean over a run with progressive resizing, if that is planned for the model. NAME+policy has the
+    augmentation of long runs, which takes a tenth of the time of a small model.
     """
     import numpy as np
 
