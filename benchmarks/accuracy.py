@@ -119,13 +119,17 @@ def run_one(job: dict[str, Any]) -> dict[str, Any]:
         found = train_peer(name, data, steps, seed)
         return {**job, "epochs": round(images[name] / len(data.train), 1), "images_per_second": speeds[name], **found}
 
-    from smallvit.training.choice import MODELS, choose_augmentation, choose_model
+    from smallvit.training.choice import MODELS, choose_augmentation, choose_model, choose_progressive
+    from smallvit.training.config import TrainConfig
+    from smallvit.training.resizing import mean_cost
 
-    model = name.removeprefix("ours").removeprefix(":")
-    if not model:
-        model = choose_model({each: images[f"ours:{each}"] / len(data.train) for each in MODELS})
+    def whole_epochs(model: str) -> float:
+        progressive = choose_progressive(TrainConfig(model=model), data)
+        return images[f"ours:{model}"] / len(data.train) * mean_cost(progressive)
+
+    model = name.removeprefix("ours").removeprefix(":") or choose_model({each: whole_epochs(each) for each in MODELS})
     given = job.get("options", [])
-    planned = choose_augmentation(images[f"ours:{model}"] / len(data.train))
+    planned = choose_augmentation(whole_epochs(model))
     policy = given[given.index("--policy") + 1] if "--policy" in given else planned.get("policy", "none")
     timed = f"ours:{model}" + (POLICY if policy != "none" else "")
     epochs = images[timed] / len(data.train)
