@@ -71,7 +71,7 @@ def test_help_shows_every_option():
 
 
 def test_what_the_plan_chooses_is_said_in_help():
-    assert {*PLANNED} == {name for added in AUGMENTATION.values() for name in added}
+    assert {*PLANNED} == {"progressive", *(name for added in AUGMENTATION.values() for name in added)}
 
 
 def test_a_device_that_is_missing():

@@ -19,8 +19,10 @@ SHORT = {  # aliases
     "reprob": "erasing",
     "smoothing": "label_smoothing",
 }
-# Chosen by the plan of a run, with the recipe `default`.
-PLANNED = ("policy", "mixup", "cutmix", "erasing", "progressive")
+PLANNED = {  # chosen by the plan of a run, with the recipe `default`
+    **dict.fromkeys(("policy", "mixup", "cutmix", "erasing"), "by the epochs that fit"),
+    "progressive": "by model",
+}
 
 
 def _of_recipe(name: str, metavar: str | None) -> Any:
@@ -28,7 +30,7 @@ def _of_recipe(name: str, metavar: str | None) -> Any:
     values = {}
     for key, recipe in RECIPES.items():
         value = getattr(recipe, name) if hasattr(recipe, name) else getattr(recipe.augment, name)
-        values[key] = "by the epochs that fit" if key == "default" and name in PLANNED else _in_words(value)
+        values[key] = PLANNED[name] if key == "default" and name in PLANNED else _in_words(value)
     same = len({*values.values()}) == 1
     hint = values["default"] if same else ", ".join(f"{key} {value}" for key, value in values.items())
     hint = f"({'default' if same else 'by recipe'}: {hint})"
