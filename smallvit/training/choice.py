@@ -52,9 +52,7 @@ def choose(config: TrainConfig, data: Dataset) -> tuple[TrainConfig, str]:
         cost = 3 * multiply_adds(spec.create(), data.preprocess.size, data.preprocess.channels)
         return max(seconds - OVERHEAD, seconds / 2) * speed / cost / len(data.train)
 
-    progressive = config.in_recipe.progressive
-    if progressive is None:
-        progressive = choose_progressive(config, data)
+    progressive = choose_progressive(config, data)
     model = config.model or choose_model({name: fit(name) for name in MODELS})
     fitting = fit(model)
     number = f"{fitting / mean_cost(progressive):.3g}"
@@ -90,7 +88,9 @@ def choose_augmentation(epochs: float) -> dict[str, Any]:
 
 
 def choose_progressive(config: TrainConfig, data: Dataset) -> float:
-    """Progressive resizing is for the models above, where it was measured, and for the recipe `default`."""
+    """Progressive resizing as given, or for the models above, where it was measured, with the recipe `default`."""
+    if config.in_recipe.progressive is not None:
+        return config.in_recipe.progressive
     ours = config.model is None or config.model in MODELS
     return PROGRESSIVE if ours and config.recipe_name == "default" and min(data.preprocess.size) >= FROM else 0.0
 
