@@ -217,18 +217,24 @@ def plot(folder: str, minutes: float) -> None:
 
 
 def plot_minutes(folders: list[str]) -> None:
-    """docs/images/accuracy-minutes.png: accuracy against core-minutes, of ours and everything that has two budgets."""
+    """docs/images/accuracy-minutes.png: accuracy against core-minutes.
+
+    Ours, the peer that is best in the smallest budget, and everything that has two budgets.
+    """
     from matplotlib.figure import Figure
 
-    found = {folder: curves(folder) for folder in folders}
-    shown = {
-        folder: {
-            name: points for name, points in models.items() if name == "ours" or (len(points) > 1 and ":" not in name)
+    def chosen(models: dict[str, dict[float, float]]) -> dict[str, dict[float, float]]:
+        smallest = min(min(points) for name, points in models.items() if name in PEERS)
+        best = max((points.get(smallest, 0.0), name) for name, points in models.items() if name in PEERS)[1]
+        return {
+            name: points
+            for name, points in models.items()
+            if name in ("ours", best) or (len(points) > 1 and ":" not in name)
         }
-        for folder, models in found.items()
-    }
+
+    shown = {folder: chosen(curves(folder)) for folder in folders}
     names = sorted({name for models in shown.values() for name in models}, key=lambda name: (name != "ours", name))
-    colours = dict(zip(names, ("#1f6feb", "#e8a06a", "#6b7785", "#a05195", "#2f9e6e"), strict=False))
+    colours = dict(zip(names, ("#1f6feb", "#e8a06a", "#6b7785", "#a05195", "#2f9e6e", "#c0392b"), strict=False))
     figure = Figure(figsize=(4 * len(folders), 3.8), layout="constrained")
     for axes, (folder, models) in zip(figure.subplots(1, len(folders), squeeze=False)[0], shown.items(), strict=True):
         for name in [name for name in names if name in models]:
