@@ -186,6 +186,17 @@ CASES = {
         1,
         both=False,
     ),
+    # Sides that pooling does not divide, and convolutions after the blocks.
+    "hybrid_vit_pooled": Case(
+        smallvit.HybridViT,
+        dict(
+            **dict(image_size=(9, 22), widths=(4, 8, 16), strides=(1, 2, 2), conv_depth=(0, 1, 0)),
+            **dict(depth=1, heads=2, mlp_dim=24, max_pool=True, last_width=24, dropout=0.3),
+        ),
+        (9, 22),
+        1,
+        both=False,
+    ),
     # In the last block only the class token's query counts, and it takes no convolution.
     "cvt": Case(smallvit.CvT, {**_CVT, **_DROP}, idle="stage_2/block_0/attention/q_conv/"),
     "cvt_mean": Case(
@@ -205,18 +216,21 @@ CASES = {
 }
 
 
-def _hybrid(a: int, b: int, d: int, pairs: tuple[int, int, int] = (2, 2, 2)) -> int:
-    """HybridViT's stages of a, b and d channels, positions, two blocks, the last norm and a head of 1,000."""
+def _hybrid(a: int, b: int, d: int, pairs: tuple[int, int, int] = (2, 2, 2), last: int = 0) -> int:
+    """HybridViT's stages of a, b and d channels, positions, two blocks, the last stage, norm and a head of 1,000."""
     hidden = 2 * d
     first, second, third = (2 * n for n in pairs)
     convolutions = [(3, a), *[(a, a)] * first, (a, b), *[(b, b)] * second, (b, d), *[(d, d)] * third]
     block = 4 * d + 4 * d * d + d + 2 * d * hidden + hidden + d + 9 * hidden + hidden
-    return sum(9 * i * o + 2 * o for i, o in convolutions) + 64 * d + 2 * block + 2 * d + 1000 * d + 1000
+    out = last or d
+    convolutions += [(d, last), (last, last), (last, last)] if last else []
+    norms = 2 * d + 2 * last  # after the blocks, and after the last stage
+    return sum(9 * i * o + 2 * o for i, o in convolutions) + 64 * d + 2 * block + norms + 1000 * out + 1000
 
 
 COUNTS = {
     "hybrid_vit_tiny": _hybrid(16, 32, 64),
-    "hybrid_vit_small": _hybrid(16, 48, 96, (1, 1, 2)),
+    "hybrid_vit_small": _hybrid(16, 32, 64, (0, 1, 0), last=128),
     "hybrid_vit_base": _hybrid(32, 64, 128),
     # Added up by hand from the authors' layers, with their head of two; their README says 32.4 million.
     "scalable_vit_small": 32_000_472,

@@ -1,7 +1,8 @@
 """HybridViT, our own model for few images and short training: convolutions make the tokens, attention compares them.
 
 Its parts are known: a convolutional stem (https://arxiv.org/abs/2106.14881), here a long one of residual pairs
-(https://arxiv.org/abs/1512.03385), a depthwise convolution in the MLP (https://arxiv.org/abs/2210.05958), mean pooling,
+(https://arxiv.org/abs/1512.03385), in some presets with max pooling and a stage after the blocks, as in the ResNet-9 of
+speed runs, a depthwise convolution in the MLP (https://arxiv.org/abs/2210.05958), mean pooling,
 and SPT and LSA (https://arxiv.org/abs/2112.13492) as in every model here. docs/results.md has the gain of each part.
 """
 
@@ -35,11 +36,13 @@ from smallvit.registry import register
 class HybridViT(Classifier, kw_only=True):
     image_size: Size
     widths: tuple[int, ...]  # channels of the convolutional stages; the pixels of the last one are the tokens
-    strides: tuple[Size, ...]  # of the first convolution of each stage
+    strides: tuple[Size, ...]  # of the first convolution of each stage, or of the max pooling after it
     conv_depth: int | tuple[int, ...]  # residual pairs in each stage
     depth: int
     heads: int
     mlp_dim: int
+    max_pool: bool = False  # whether stages after the first have max pooling instead of a stride
+    last_width: int | None = None  # channels of a last stage after the blocks: max pooling by 2 and a residual pair
     dropout: float = 0.0
     drop_path: float = 0.0  # of the last block, growing linearly from 0 in the first
     spt: SPTOption = False
@@ -58,7 +61,9 @@ class HybridViT(Classifier, kw_only=True):
         x = shift_image(image, token, spt=self.spt, shift=self.spt_shift)
         pairs = per_stage("conv_depth", self.conv_depth, len(self.widths))
         for stage, (width, stride) in enumerate(zip(self.widths, strides, strict=True)):
-            x = self._convolve(width, stride, f"conv_{stage}")(x, train=train)
+            pooled = self.max_pool and stage > 0
+            x = self._convolve(width, (1, 1) if pooled else stride, f"conv_{stage}")(x, train=train)
+            x = max_pool(x, stride) if pooled else x
             for i in range(pairs[stage]):
                 x = ConvPair(dtype=self.dtype, name=f"conv_{stage}_pair_{i}")(x, train=train)
 
@@ -70,6 +75,11 @@ class HybridViT(Classifier, kw_only=True):
         mlp = partial(LocalMLP, self.mlp_dim, grid, self.dropout, dense, self.dtype)
         for i, rate in enumerate(ramp(self.drop_path, self.depth)):
             x = Block(attention, mlp, norm, drop_path=rate, name=f"block_{i}")(x, train=train)
+        if self.last_width is not None:
+            x = rearrange(norm(name="norm_blocks")(x), "b (h w) d -> b h w d", h=grid[0])
+            x = max_pool(self._convolve(self.last_width, (1, 1), "conv_last")(x, train=train), (2, 2))
+            x = ConvPair(dtype=self.dtype, name="conv_last_pair")(x, train=train)
+            x = rearrange(x, "b h w d -> b (h w) d")
         return norm(name="norm")(x)
 
     def _convolve(self, width: int, stride: tuple[int, int], name: str) -> ConvNorm:
@@ -87,6 +97,13 @@ class ConvPair(nn.Module):
     def __call__(self, x: Float[Array, "b h w c"], *, train: bool = False) -> Float[Array, "b h w c"]:
         conv = partial(ConvNorm, x.shape[-1], 3, 1, 1, relu=True, dtype=self.dtype)
         return conv(name="second")(conv(name="first")(x, train=train), x, train=train)
+
+
+def max_pool(x: Float[Array, "b h w c"], stride: tuple[int, int]) -> Float[Array, "b i j c"]:
+    """The maximum over squares; of numbers that are not negative, so that zeros can fill the last squares."""
+    down, across = stride
+    x = jnp.pad(x, ((0, 0), (0, -x.shape[1] % down), (0, -x.shape[2] % across), (0, 0)))
+    return rearrange(x, "b (h i) (w j) c -> b h i w j c", i=down, j=across).max((2, 4))
 
 
 class LocalMLP(nn.Module):
@@ -119,6 +136,8 @@ _sizes = dict(image_size=64, strides=strides_for, depth=2)
 register(
     HybridViT,
     hybrid_vit_tiny=dict(**_sizes, widths=(16, 32, 64), conv_depth=2, heads=2, mlp_dim=128),
-    hybrid_vit_small=dict(**_sizes, widths=(16, 48, 96), conv_depth=(1, 1, 2), heads=3, mlp_dim=192),
+    hybrid_vit_small=dict(
+        **_sizes, widths=(16, 32, 64), conv_depth=(0, 1, 0), heads=2, mlp_dim=128, max_pool=True, last_width=128
+    ),
     hybrid_vit_base=dict(**_sizes, widths=(32, 64, 128), conv_depth=2, heads=4, mlp_dim=256),
 )
