@@ -20,7 +20,7 @@ from smallvit.training.resizing import FROM, mean_cost
 
 # From small to large, each with the minimum number of epochs to choose it. The evidence is in docs/results.md. These
 # are epochs on whole images: in the same time, progressive resizing has one and a half times as many.
-MODELS = {"hybrid_vit_tiny": 0.0, "hybrid_vit_small": 5.0, "hybrid_vit_base": 200.0}
+MODELS = {"hybrid_vit_small": 0.0, "hybrid_vit_base": 200.0}
 # Augmentation by the minimum number of epochs: the more often an image is seen, the stronger it must be.
 AUGMENTATION: dict[float, dict[str, Any]] = {
     0.0: {},
