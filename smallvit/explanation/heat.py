@@ -16,8 +16,6 @@ from smallvit.explanation.trace import Seen, Variables, compute_maps, token_grid
 from smallvit.layers import Classifier
 from smallvit.ops import Images
 
-FINE = 7  # tokens per side of a grid
-
 
 def saliency(
     model: Classifier, variables: Variables, images: Images, target: Integer[np.ndarray, " b"] | int | None = None
@@ -92,10 +90,12 @@ def _grad_cam(
             continue
         if len(left) == 1 or left == grid:
             parts.append((path, prefix, grid))
-    # With mean pooling, all tokens count, and the last grid that is fine enough is taken. With a class token, the last
-    # layer that it reads from must be found.
+    # With mean pooling, all tokens count: the last grid is taken, or that of the last attention if a coarser one
+    # follows. With a class token, the last layer that it reads from must be found.
     if model.pool == "mean":
-        parts = [part for part in parts if min(part[2]) >= FINE][-1:] or parts[-1:]
+        tokens = {path: np.prod(left) for path, left in seen.parts.items()}
+        attended = tokens.get(list(seen.maps)[-1].split("/")[0]) if seen.maps else None
+        parts = [part for part in parts if tokens[part[0]] == attended][-1:] or parts[-1:]
     for heat, reached in reversed(_cams(model, tuple(parts), variables, images, wanted)):
         if reached:
             return heat
