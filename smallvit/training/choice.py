@@ -25,7 +25,7 @@ MODELS = {"hybrid_vit_small": 0.0, "hybrid_vit_base": 200.0}
 AUGMENTATION: dict[float, dict[str, Any]] = {
     0.0: {},
     15.0: dict(cutmix=0.3, mixup=0.2),
-    80.0: dict(cutmix=0.4, mixup=0.3, policy="randaugment", erasing=0.1),
+    90.0: dict(cutmix=0.4, mixup=0.3, policy="randaugment", erasing=0.1),
 }
 
 PROGRESSIVE = 0.65  # fraction of the steps on smaller images, with these models
