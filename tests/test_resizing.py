@@ -57,7 +57,7 @@ def test_it_is_planned_for_our_default_alone():
     progressive, said = chosen(28)
     assert progressive == choice.PROGRESSIVE
     assert "65% of the steps on smaller images" in said
-    assert chosen(64, model="hybrid_vit_tiny")[0] == choice.PROGRESSIVE
+    assert chosen(64, model="hybrid_vit_base")[0] == choice.PROGRESSIVE
     assert "smaller" not in chosen(24)[1]
     for off in (
         chosen(24),
