@@ -79,7 +79,7 @@ def time_ours(name: str, folder: str) -> float:
         recipe = replace(recipe, augment=replace(recipe.augment, **choose_augmentation(float("inf"))))
     model = smallvit.create_model(name, num_classes=len(data.classes), image_size=data.preprocess.size)
     trainer = Trainer(model, recipe, data, make_mesh(None), recipe.batch_size, 0, accumulate=1, remat=False)
-    state, before, seconds = trainer.init(), 0.0, 0.0
+    state, seconds = trainer.init(), 0.0
     for phase in phases(recipe.progressive):
         times = []
         for step in range(40):
@@ -87,7 +87,7 @@ def time_ours(name: str, folder: str) -> float:
             state, metrics = trainer.step(state, step, Pace(*[np.float32(0.0)] * 3), phase.side)
             metrics.loss.block_until_ready()
             times.append(time.process_time() - begun)
-        before, seconds = phase.until, seconds + (phase.until - before) * min(times)
+        seconds += phase.share * min(times)
     return recipe.batch_size / seconds
 
 
@@ -229,12 +229,16 @@ def plot_minutes(folders: list[str]) -> None:
         return {
             name: points
             for name, points in models.items()
-            if name in ("ours", best) or (len(points) > 1 and ":" not in name)
+            if name in ("ours", "ours, started by hand", best) or (len(points) > 1 and ":" not in name)
         }
 
     shown = {folder: chosen(curves(folder)) for folder in folders}
-    names = sorted({name for models in shown.values() for name in models}, key=lambda name: (name != "ours", name))
-    colours = dict(zip(names, ("#1f6feb", "#e8a06a", "#6b7785", "#a05195", "#2f9e6e", "#c0392b"), strict=False))
+    names = sorted(
+        {name for models in shown.values() for name in models}, key=lambda name: (not name.startswith("ours"), name)
+    )
+    colours = dict(
+        zip(names, ("#1f6feb", "#e8a06a", "#6b7785", "#a05195", "#2f9e6e", "#c0392b", "#111827"), strict=False)
+    )
     figure = Figure(figsize=(4 * len(folders), 3.8), layout="constrained")
     for axes, (folder, models) in zip(figure.subplots(1, len(folders), squeeze=False)[0], shown.items(), strict=True):
         for name in [name for name in names if name in models]:

@@ -2,6 +2,7 @@
 
 from contextlib import nullcontext
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,6 +10,7 @@ import pytest
 
 from smallvit import kernels
 from smallvit.layers import BatchNorm, Conv
+from smallvit.models.hybrid_vit import max_pool
 from smallvit.ops import plain_convolutions
 from smallvit.ops.conv import depthwise_conv
 
@@ -123,3 +125,9 @@ def test_a_plain_convolution_is_one_operation_with_the_same_result(depthwise):
     with plain_convolutions():
         np.testing.assert_allclose(apply(variables, image), ours, atol=1e-5)
         assert apply.lower(variables, image).as_text().count("stablehlo.convolution") == 1
+
+
+@pytest.mark.parametrize("stride", [(2, 2), (1, 1), (1, 2)])
+def test_max_pooling_is_flaxs(stride: tuple[int, int]):
+    x = jax.nn.relu(jax.random.normal(jax.random.key(0), (2, 5, 8, 3)))
+    np.testing.assert_array_equal(max_pool(x, stride), nn.max_pool(x, stride, stride, "SAME"))

@@ -94,6 +94,15 @@ def test_a_model_without_attention_has_a_map():
     assert np.ptp(heat) == 1
 
 
+def test_a_map_has_the_grid_of_the_last_attention():
+    """Not the coarser one of the convolutions after it."""
+    model, variables, images = example("hybrid_vit", max_pool=True, last_width=24)
+    heat = explanation.saliency(model, variables, images)  # 4 x 4 tokens for 16 x 16 pixels, then 2 x 2
+    blocks = heat.reshape(len(heat), 4, 4, 4, 4)
+    np.testing.assert_array_equal(blocks, np.broadcast_to(blocks[:, :, :1, :, :1], blocks.shape))
+    assert len(np.unique(heat[0])) > 4
+
+
 def test_a_wrong_target_is_named():
     model, variables, images = example("swin")
     with pytest.raises(ValueError, match="target 7 must be a class, from 0 to 6"):

@@ -100,7 +100,10 @@ class ConvPair(nn.Module):
 
 
 def max_pool(x: Float[Array, "b h w c"], stride: tuple[int, int]) -> Float[Array, "b i j c"]:
-    """The maximum over squares; of numbers that are not negative, so that zeros can fill the last squares."""
+    """The maximum over squares, of numbers that are not negative, so that zeros can fill the last squares.
+
+    As flax's `max_pool`, whose gradient makes a training step a quarter slower on a CPU.
+    """
     down, across = stride
     x = jnp.pad(x, ((0, 0), (0, -x.shape[1] % down), (0, -x.shape[2] % across), (0, 0)))
     return rearrange(x, "b (h i) (w j) c -> b h i w j c", i=down, j=across).max((2, 4))

@@ -13,6 +13,7 @@ FROM = 28  # pixels per side: smaller images are left as they are
 
 
 class Phase(NamedTuple):
+    share: float  # of the steps of a run
     until: float  # progress of the run
     side: float  # of an image, relative to a whole one
     cost: float  # of a step, relative to one on whole images; measured with HybridViT on a CPU
@@ -20,16 +21,16 @@ class Phase(NamedTuple):
 
 def phases(progressive: float) -> tuple[Phase, ...]:
     """The phases of a run of which this fraction is on smaller images."""
-    smaller = (Phase(0.4 * progressive, 0.5, 0.27), Phase(progressive, 0.75, 0.65)) if progressive else ()
-    return (*smaller, Phase(1.0, 1.0, 1.0))
+    last = Phase(1 - progressive, 1.0, 1.0, 1.0)
+    if not progressive:
+        return (last,)
+    first = Phase(0.4 * progressive, 0.4 * progressive, 0.5, 0.27)
+    return first, Phase(0.6 * progressive, progressive, 0.75, 0.65), last
 
 
 def mean_cost(progressive: float) -> float:
     """The mean cost of a step over the whole run."""
-    before, total = 0.0, 0.0
-    for phase in phases(progressive):
-        before, total = phase.until, total + (phase.until - before) * phase.cost
-    return total
+    return sum(phase.share * phase.cost for phase in phases(progressive))
 
 
 def smaller(model: Classifier, size: tuple[int, int], channels: int, side: float) -> Classifier:
