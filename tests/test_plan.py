@@ -113,3 +113,9 @@ def test_the_time_to_go_is_that_of_the_steps(capsys: pytest.CaptureFixture[str])
     row = dict(step=10, epoch=1.0, train_loss=1.0, train_top1=50.0, val_top1=40.0, images_per_second=16.0, minutes=3.0)
     Bar(Reporter(), plan(100)).line(row)  # batches of 8
     assert capsys.readouterr().out.endswith("16 images/s, 3 min 00 s so far, 45 s to go\n")
+
+
+def test_a_field_of_the_wrong_type_is_refused_before_training():
+    config = TrainConfig(epochs=1.0, fields=("max_pool=maybe",))
+    with pytest.raises(ValueError, match="max_pool='maybe' is of the wrong type"):
+        choice.choose(config, labelled(np.arange(6) % 3))

@@ -36,13 +36,18 @@ def check_config(config: Any) -> None:
         raise ValueError(f"the model takes images of {_shown(size)}, preprocess makes {_shown(preprocess.get('size'))}")
     if not isinstance(model["fields"], dict):
         raise ValueError("the model's fields must have names")
-    annotations = {field.name: field.type for field in dataclass_fields(preset(model["name"]).cls)}
-    for name, value in model["fields"].items():
+    check_fields(model["name"], model["fields"])
+
+
+def check_fields(model: str, fields: Mapping[str, Any]) -> None:
+    """Checks the names and types of a model's fields, as they are in JSON."""
+    annotations = {field.name: field.type for field in dataclass_fields(preset(model).cls)}
+    for name, value in fields.items():
         if name not in ("num_classes", "image_size", "name", "parent") and name in annotations:
             if not _fits(value, annotations[name]):
                 raise ValueError(f"{name}={_shown(value)} is of the wrong type")
         else:
-            raise ValueError(f"{model['name']} has no field {_shown(name)}")
+            raise ValueError(f"{model} has no field {_shown(name)}")
 
 
 def check_weights(fields: Mapping[str, Any], shapes: Sequence[Sequence[int]]) -> None:

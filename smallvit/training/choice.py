@@ -1,5 +1,6 @@
 """The choice of model and augmentation if the user gives none, by the number of epochs that fit."""
 
+import json
 import time
 from collections.abc import Mapping
 from dataclasses import replace
@@ -12,6 +13,7 @@ from smallvit import kernels
 from smallvit.count import multiply_adds
 from smallvit.data import Dataset
 from smallvit.ops import multiply
+from smallvit.runs.checks import check_fields
 from smallvit.runs.saved import Spec, abstract_model
 from smallvit.training.cluster import broadcast_choice
 from smallvit.training.config import DEFAULT_MINUTES, TrainConfig
@@ -38,6 +40,7 @@ def choose(config: TrainConfig, data: Dataset) -> tuple[TrainConfig, str]:
     if config.fields:  # an invalid value would fail somewhere inside
         for name in [config.model] if config.model else MODELS:
             abstract_model(Spec(name, len(data.classes), data.preprocess.size, config.model_fields), data.preprocess)
+            check_fields(name, json.loads(json.dumps(config.model_fields)))
     if config.model is not None and config.recipe_name != "default":
         return config, ""
     epochs = epochs_of(config)
