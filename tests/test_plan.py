@@ -115,6 +115,7 @@ def test_the_time_to_go_is_that_of_the_steps(capsys: pytest.CaptureFixture[str])
     assert capsys.readouterr().out.endswith("16 images/s, 3 min 00 s so far, 45 s to go\n")
 
 
+@pytest.mark.usefixtures("as_a_user")
 def test_a_field_of_the_wrong_type_is_refused_before_training():
     config = TrainConfig(epochs=1.0, fields=("max_pool=maybe",))
     with pytest.raises(ValueError, match="max_pool='maybe' is of the wrong type"):
