@@ -1,4 +1,4 @@
-"""Predicting and serving with a trained `hybrid_vit_tiny` next to torch and onnxruntime, with the same weights.
+"""Predicting and serving with a trained `hybrid_vit_small` next to torch and onnxruntime, with the same weights.
 
     .venv-peers/bin/python -m benchmarks.inference [--images 3000] [--rounds 5]
 
@@ -81,7 +81,7 @@ def make_run(folder: Path) -> Path:
     """Trains for an epoch, and writes both ONNX models into the run."""
     images = np.random.default_rng(0).integers(0, 256, (640, SIZE, SIZE, 3), np.uint8)
     np.savez(folder / "images.npz", images=images, labels=np.arange(len(images)) % CLASSES)
-    smallvit.train(folder / "images.npz", model="hybrid_vit_tiny", epochs=1, runs=folder, name="run")
+    smallvit.train(folder / "images.npz", model="hybrid_vit_small", epochs=1, runs=folder, name="run")
     smallvit.export(folder / "run", "onnx", folder / "run" / f"{EXPORT}.onnx")
     with warnings.catch_warnings(action="ignore"):  # of the tracer, about shapes that are constants here
         example, axes = (torch.zeros(1, SIZE, SIZE, 3, dtype=torch.uint8),), {"images": {0: "batch"}}

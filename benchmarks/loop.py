@@ -1,6 +1,6 @@
 """What the training loop adds to its bare jitted step: data, augmentation's batches, accounting, the bar.
 
-    .venv/bin/python -m benchmarks.loop [--model hybrid_vit_tiny] [--rounds 5]
+    .venv/bin/python -m benchmarks.loop [--model hybrid_vit_small] [--rounds 5]
 
 Both sides alternate within one process, the same compiled step each; the bare side trains on one batch that is already
 on the device. Evaluations and checkpoints are not part of it.
@@ -32,7 +32,7 @@ from smallvit.training.trainer import Trainer
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", default="hybrid_vit_tiny")
+    parser.add_argument("--model", default="hybrid_vit_small")
     parser.add_argument("--rounds", type=int, default=5)
     args = parser.parse_args()
 

@@ -75,7 +75,7 @@ def main() -> None:
     given = parser.parse_args()
     if given.watch:
         data, runs = given.watch
-        smallvit.train(data, model="hybrid_vit_tiny", epochs=given.epochs, runs=runs, callbacks=[Watch()])
+        smallvit.train(data, model="hybrid_vit_small", epochs=given.epochs, runs=runs, callbacks=[Watch()])
         return
 
     with tempfile.TemporaryDirectory() as folder:
@@ -83,7 +83,7 @@ def main() -> None:
         print("| `smallvit train` | pixels of the images, MB | peak, MB |\n|---|---|---|")
         print(f"| embedded set, 3 epochs | 6 | {peak('--epochs', 3, '--runs', runs):,.0f} |", flush=True)
         pixels = make_images(many, given.images, 64)
-        most = peak(many, "--model", "hybrid_vit_tiny", "--minutes", given.minutes, "--runs", runs)
+        most = peak(many, "--model", "hybrid_vit_small", "--minutes", given.minutes, "--runs", runs)
         print(f"| {given.images:,} images of 64 pixels | {pixels:,} | {most:,.0f} |\n", flush=True)
         make_images(few, 512, 32)
         found = growth(few, runs, given.epochs)

@@ -1,4 +1,4 @@
-"""HybridViT in torch, with our sizes of `hybrid_vit_tiny` and our weights."""
+"""HybridViT in torch, with our sizes of `hybrid_vit_small` and our weights."""
 
 from typing import Any
 
@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-WIDTHS, DEPTH, HEADS, HIDDEN = (16, 32, 64), 2, 2, 128
+WIDTHS, DEPTH, HEADS, HIDDEN, LAST = (16, 32, 64), 2, 2, 128, 128
 
 
 class ConvNorm(nn.Module):
@@ -39,38 +39,52 @@ class Block(nn.Module):
         return x + self.mlp_out(hidden + self.local(image).permute(0, 2, 3, 1).reshape(hidden.shape))
 
 
+class Stage(nn.Module):
+    """A convolution, max pooling, and residual pairs."""
+
+    def __init__(self, inputs: int, outputs: int, stride: int, pool: int, pairs: int) -> None:
+        super().__init__()
+        self.pool = nn.MaxPool2d(pool)
+        self.convolutions = nn.ModuleList([ConvNorm(inputs, outputs, stride)])
+        self.convolutions.extend(ConvNorm(outputs, outputs, 1) for _ in range(2 * pairs))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        first, *pairs = self.convolutions
+        x = self.pool(first(x))
+        for one, two in zip(pairs[::2], pairs[1::2], strict=True):
+            x = two(one(x), x)
+        return x
+
+
 class HybridViT(nn.Module):
     def __init__(self, size: int, classes: int) -> None:
         super().__init__()
-        first, inputs = max(size // 28, 1), 3
-        self.stages = nn.ModuleList()
-        for width, stride in zip(WIDTHS, (first, 2, 2), strict=True):
-            pairs = [ConvNorm(width, width, 1) for _ in range(4)]
-            self.stages.append(nn.ModuleList([ConvNorm(inputs, width, stride), *pairs]))
-            inputs = width
-        side = size // (4 * first)
-        self.positions = nn.Parameter(torch.zeros(1, side * side, inputs))
-        self.blocks = nn.ModuleList([Block(inputs, side) for _ in range(DEPTH)])
-        self.norm, self.head = nn.LayerNorm(inputs), nn.Linear(inputs, classes)
+        first, (a, b, dim) = max(size // 28, 1), WIDTHS
+        self.side = size // (4 * first)
+        self.stem = nn.ModuleList([Stage(3, a, first, 1, 0), Stage(a, b, 1, 2, 1), Stage(b, dim, 1, 2, 0)])
+        self.positions = nn.Parameter(torch.zeros(1, self.side**2, dim))
+        self.blocks = nn.ModuleList([Block(dim, self.side) for _ in range(DEPTH)])
+        self.norm_blocks = nn.LayerNorm(dim)
+        self.last = Stage(dim, LAST, 1, 2, 1)
+        self.norm, self.head = nn.LayerNorm(LAST), nn.Linear(LAST, classes)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        for stem, *pairs in self.stages:
-            x = stem(x)
-            for one, two in zip(pairs[::2], pairs[1::2], strict=True):
-                x = two(one(x), x)
+        for stage in self.stem:
+            x = stage(x)
         x = x.permute(0, 2, 3, 1).flatten(1, 2) + self.positions
         for block in self.blocks:
             x = block(x)
-        return self.head(self.norm(x).mean(1))
+        x = self.norm_blocks(x).unflatten(1, (self.side, self.side)).permute(0, 3, 1, 2)  # channels last again
+        return self.head(self.norm(self.last(x).permute(0, 2, 3, 1).flatten(1, 2)).mean(1))
 
     def load(self, params: dict[str, Any], moments: dict[str, Any] | None = None) -> "HybridViT":
         """Takes over our parameters and, of a trained model, the moments of BatchNorm ("batch_stats")."""
-        for stage, layers in enumerate(self.stages):
-            for layer, found in zip(layers, _convolutions(params, stage), strict=True):
+        for name, stage in [*((f"conv_{i}", stage) for i, stage in enumerate(self.stem)), ("conv_last", self.last)]:
+            for layer, found in zip(stage.convolutions, _convolutions(params, name), strict=True):
                 _take(layer.conv, found["conv"])
                 _take(layer.norm, found["norm"])
             if moments is not None:
-                for layer, found in zip(layers, _convolutions(moments, stage), strict=True):
+                for layer, found in zip(stage.convolutions, _convolutions(moments, name), strict=True):
                     layer.norm.running_mean.copy_(torch.tensor(found["norm"]["mean"]))
                     layer.norm.running_var.copy_(torch.tensor(found["norm"]["var"]))
         self.positions.data.copy_(torch.tensor(params["positions"]["grid"]).reshape(self.positions.shape))
@@ -83,14 +97,15 @@ class HybridViT(nn.Module):
             _take(block.mlp_in, found["mlp"]["in"])
             _take(block.local, found["mlp"]["local"])
             _take(block.mlp_out, found["mlp"]["out"])
-        _take(self.norm, params["norm"])
-        _take(self.head, params["head"])
+        for name in ("norm_blocks", "norm", "head"):
+            _take(getattr(self, name), params[name])
         return self
 
 
-def _convolutions(variables: dict[str, Any], stage: int) -> list[dict[str, Any]]:
-    pairs = [variables[f"conv_{stage}_pair_{i}"][which] for i in range(2) for which in ("first", "second")]
-    return [variables[f"conv_{stage}"], *pairs]
+def _convolutions(variables: dict[str, Any], stage: str) -> list[dict[str, Any]]:
+    """The first convolution of a stage, then those of its pairs."""
+    pairs = [variables[name] for name in sorted(variables) if name.startswith(f"{stage}_pair")]
+    return [variables[stage], *(pair[which] for pair in pairs for which in ("first", "second"))]
 
 
 def _take(layer: nn.Module, ours: dict[str, np.ndarray]) -> None:

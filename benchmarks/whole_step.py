@@ -3,7 +3,7 @@
     .venv-peers/bin/python -m benchmarks.whole_step [--cores 1 2] [--batch 64] [--size 32]
     taskset -c 0 .venv-peers/bin/python -m benchmarks.profile whole_step        where the time goes
 
-Both sides train `hybrid_vit_tiny` with the recipe `default`: flips and crops, label smoothing, Muon for the hidden
+Both sides train `hybrid_vit_small` with the recipe `default`: flips and crops, label smoothing, Muon for the hidden
 matrices and AdamW for the rest, clipping, weight decay and an average of the weights. They start with the same weights,
 and their logits are compared first. Within one process they take turns, and each keeps its fastest steps; each number
 of cores has a process of its own.
@@ -51,7 +51,7 @@ class Ours:
             path = Path(folder, "images.npz")
             np.savez(path, train_images=images, train_labels=labels, test_images=images[:20], test_labels=labels[:20])
             self.data = load_data(path)
-        self.model = smallvit.create_model("hybrid_vit_tiny", num_classes=CLASSES, image_size=size)
+        self.model = smallvit.create_model("hybrid_vit_small", num_classes=CLASSES, image_size=size)
         recipe = RECIPES["default"]
         self.trainer = Trainer(self.model, recipe, self.data, make_mesh(None), batch, 0, accumulate=1, remat=False)
         self.trainer.compile()()

@@ -10,9 +10,11 @@ import pytest
 from smallvit import kernels as native
 from smallvit.training import RECIPES, Recipe, TrainConfig, choice
 from smallvit.training.choice import choose_augmentation, choose_model
+from smallvit.training.loop import Training
 from smallvit.training.options import RecipeOptions
-from smallvit.training.plan import MOMENTS, Plan, rate_at
+from smallvit.training.plan import ENDING, MOMENTS, Plan, ending, rate_at
 from smallvit.training.progress import Bar, Reporter
+from smallvit.training.trainer import Trainer
 from tests.small import labelled, plan
 
 
@@ -61,6 +63,25 @@ def test_a_run_with_a_time_limit_decides_at_few_moments():
     assert moments == [round(1000 * moment) for moment in MOMENTS]
     assert not any(plan(1000).decides(step) for step in range(1, 1001))
     assert not timed.decided(100, 900).decides(100)  # it is decided: a resumed run follows
+
+
+def test_few_validation_images_do_not_end_a_run_early(tmp_path, monkeypatch):
+    """The time for the test images grows with the batches, and the preparation of an early evaluation is no step."""
+    data = labelled(np.arange(750) % 3)
+    data = replace(data, val=replace(data.val, images=data.val.images[:30], labels=data.val.labels[:30]), test=data.val)
+    trainer = object.__new__(Trainer)
+    trainer.data, trainer.eval_batch_size = data, 256
+    assert ending(trainer, 1.0) == ENDING + 4
+
+    training = object.__new__(Training)
+    training.folder, training.trainer, training.plan = tmp_path, trainer, plan(1000, seconds=100.0 + ENDING + 4)
+    monkeypatch.setattr(training, "clock", lambda: 20.0)
+    training.evaluating, training.settling = 1.0, 10.0
+    training._decide(100, (0, 0.0))
+    assert training.plan.decisions == ((0, 1000), (100, 900))  # 80 seconds left, 10 for 100 steps
+    monkeypatch.setattr(training, "clock", lambda: 40.0)
+    training._decide(200, (100, 20.0))
+    assert training.plan.steps == 500  # 60 seconds left, 20 for 100 steps
 
 
 def test_evaluations_are_spread_evenly_and_the_last_step_is_one():

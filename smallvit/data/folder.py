@@ -173,7 +173,8 @@ class _Bytes(io.BytesIO):
 
 
 def _hash(content: bytes) -> str:
-    return hashlib.blake2b(content).hexdigest()[:32]
+    # With the instructions of today's CPUs it is twice as fast as blake2b.
+    return hashlib.sha256(content).hexdigest()[:32]
 
 
 def _state(path: Path) -> tuple[int, ...] | None:

@@ -139,6 +139,7 @@ class Training:
     callbacks: Callbacks
     started: float
     evaluating: float = 0.0  # seconds of the last evaluation
+    settling: float = 0.0  # seconds of its preparation since the last decision, which only young runs need
 
     def clock(self) -> float:
         """Seconds since the run started."""
@@ -203,7 +204,8 @@ class Training:
         """Replans the remaining steps by the time per step since the last decision, including all other work."""
         assert self.plan.seconds is not None
         now = self.clock()
-        per_step = (now - since[1]) / self.plan.work(since[0], step)
+        per_step = (now - since[1] - self.settling) / self.plan.work(since[0], step)
+        self.settling = 0.0
         work = (self.plan.seconds - now - ending(self.trainer, self.evaluating)) / per_step
         left = self.plan.steps_for(work, step)
         # From the first process: the others may have measured other times.
@@ -242,10 +244,12 @@ class Training:
         The last weights, averaged at the end of the schedule, are preferred unless they are significantly worse: the
         best of many validations on few images is mostly luck.
         """
-        data, plan, begun = self.trainer.data, self.plan, time.monotonic()
+        data, plan = self.trainer.data, self.plan
+        begun = time.monotonic()
         state = self.trainer.settled(state, history.step)
+        settled = time.monotonic()
         scores = self.trainer.evaluate(state, data.val)
-        self.evaluating = time.monotonic() - begun
+        self.settling, self.evaluating = self.settling + settled - begun, time.monotonic() - settled
         row = {
             "epoch": round(history.step / plan.epoch, 3),
             "step": history.step,

@@ -180,8 +180,9 @@ def store_plan(folder: Path, plan: Plan) -> None:
 
 def ending(trainer: Trainer, per_evaluation: float) -> float:
     """Seconds after the last step: evaluation of the test images, pictures, the report."""
-    data = trainer.data
-    return ENDING + per_evaluation * (1 + len(data.test or data.val) / len(data.val))
+    data, rows = trainer.data, trainer.eval_batch_size
+    tests, validations = (math.ceil(len(split) / rows) for split in (data.test or data.val, data.val))
+    return ENDING + per_evaluation * (1 + tests / validations)
 
 
 def _measure(trainer: Trainer, seconds: float = 3.0) -> tuple[float, float]:

@@ -82,7 +82,6 @@ class Trainer:
             phase.side: step_with(None if phase.side == 1 else smaller(model, size, channels, phase.side))
             for phase in phases(recipe.progressive)
         }
-        self._later: dict[float, Future[tuple[Any, float]]] = {}  # steps that are being compiled
         self._predict: Any = jax.jit(
             on_mesh(mesh, lambda state, images, normalisation: predict(state.variables, images, normalisation)),
             out_shardings=replicated(mesh),
@@ -90,10 +89,9 @@ class Trainer:
         self._whole = jax.jit(lambda state: state.variables, out_shardings=replicated(mesh))
 
     def compile(self) -> Callable[[], float]:
-        """Starts to compile all programs; returns a function that waits for the first ones and returns the seconds.
+        """Starts to compile all programs; returns a function that waits for them and returns the seconds.
 
-        Steps on larger images, which come later, compile while the run has begun. The programs only depend on the
-        shapes of the data, whose images may still be blank.
+        They only depend on the shapes of the data, whose images may still be blank.
         """
         begun = time.monotonic()
         size, channels, dtype = self.data.preprocess.size, self.data.preprocess.channels, self.data.preprocess.dtype
@@ -106,24 +104,23 @@ class Trainer:
         )
         labels = batch(self.batch_size, dtype=jnp.int32)
         normalisation = self.data.preprocess.normalisation
-        pool = ThreadPoolExecutor(3)  # XLA releases the GIL, tracing and lowering do not
+        pool = ThreadPoolExecutor(len(self._steps) + 2)  # XLA releases the GIL, tracing and lowering do not
 
         def begin(lowered: Any) -> Future[tuple[Any, float]]:
             return pool.submit(lambda: (lowered.compile(), time.monotonic()))
 
         arguments = self.abstract_state, images, labels, self._key, STILL, normalisation
-        (first, step), *later = self._steps.items()
         programs = [
-            begin(step.lower(*arguments)),
+            *(begin(step.lower(*arguments)) for step in self._steps.values()),
             begin(self._init.lower(self._init_key)),
             begin(self._predict.lower(self.abstract_state, evaluated, normalisation)),
         ]
-        self._later = {side: begin(step.lower(*arguments)) for side, step in later}
         pool.shutdown(wait=False)
 
         def wait() -> float:
             compiled, ended = zip(*(program.result() for program in programs), strict=True)
-            self._steps[first], self._init, self._predict = compiled
+            *steps, self._init, self._predict = compiled
+            self._steps = dict(zip(self._steps, steps, strict=True))
             return max(ended) - begun
 
         return wait
@@ -152,8 +149,6 @@ class Trainer:
         rows = batch_indices(self.seed, step, self.batch_size, len(train), self.recipe.repeats)
         images = spread(self.mesh, self.batch_size, lambda part: train.images[rows[part]])
         labels = spread(self.mesh, self.batch_size, lambda part: train.labels[rows[part]])
-        if side in self._later:
-            self._steps[side], _ = self._later.pop(side).result()
         return self._steps[side](state, images, labels, self._key, pace, self.data.preprocess.normalisation)
 
     def settled(self, state: State, step: int) -> State:
@@ -168,7 +163,7 @@ class Trainer:
         state = state.replace(step=jnp.zeros_like(state.step), params=jax.tree.map(jnp.copy, params))
         for i in range(step, step + SETTLING):
             state, _ = self.step(state, i, STILL)
-        return state
+        return jax.block_until_ready(state)  # its time is measured
 
     def evaluate(self, state: State, split: Split) -> Scores:
         def predict(images: UInt[np.ndarray, "b H W c"]) -> Float[np.ndarray, "b k"]:
