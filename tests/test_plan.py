@@ -137,7 +137,15 @@ def test_the_time_to_go_is_that_of_the_steps(capsys: pytest.CaptureFixture[str])
 
 
 @pytest.mark.usefixtures("as_a_user")
-def test_a_field_of_the_wrong_type_is_refused_before_training():
-    config = TrainConfig(epochs=1.0, fields=("max_pool=maybe",))
-    with pytest.raises(ValueError, match="max_pool='maybe' is of the wrong type"):
-        choice.choose(config, labelled(np.arange(6) % 3))
+@pytest.mark.parametrize(
+    ("field", "why"),
+    [
+        ("max_pool=maybe", "max_pool='maybe' is of the wrong type"),
+        ("depth=-1", "depth=-1 is negative"),
+        ("dropout=-0.1", "dropout=-0.1 is negative"),
+        ("last_width=0", r"hybrid_vit_small cannot be created with last_width=0 \("),
+    ],
+)
+def test_a_wrong_field_is_refused_before_training(field, why):
+    with pytest.raises(ValueError, match=why):
+        choice.choose(TrainConfig(epochs=1.0, fields=(field,)), labelled(np.arange(6) % 3))

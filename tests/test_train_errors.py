@@ -64,11 +64,15 @@ MISTAKES: dict[str, tuple[Callable[[Path], None] | None, list[str], str]] = {
     "a name nearly right": (None, ["cifar11"], "did you mean"),
     "model": (fine, ["{data}", "--model", "vit_tinny_data"], "did you mean 'vit_tiny_data'"),
     "field": (fine, ["{data}", "--fields", "dept=2"], "did you mean 'depth'"),
-    "value of a field": (fine, ["{data}", "--fields", "depth=abc"], "cannot be created with these fields"),
+    "value of a field": (
+        fine,
+        ["{data}", "--fields", "depth=abc"],
+        "cannot be created with depth=abc",
+    ),
     "value of a field of a named model": (
         fine,
         ["{data}", "--model", "vit_tiny_data", "--fields", "dim=x"],
-        "vit_tiny_data cannot be created with these fields",
+        "vit_tiny_data cannot be created with dim=x",
     ),
     "time": (fine, ["{data}", "--minutes", "1", "--epochs", "1"], "both minutes and epochs"),
     "endless": (fine, ["{data}", "--minutes", "inf"], "minutes=inf must be a finite number"),

@@ -40,12 +40,14 @@ def check_config(config: Any) -> None:
 
 
 def check_fields(model: str, fields: Mapping[str, Any]) -> None:
-    """Checks the names and types of a model's fields, as they are in JSON."""
+    """Checks the names, types and signs of a model's fields, as they are in JSON."""
     annotations = {field.name: field.type for field in dataclass_fields(preset(model).cls)}
     for name, value in fields.items():
         if name not in ("num_classes", "image_size", "name", "parent") and name in annotations:
             if not _fits(value, annotations[name]):
                 raise ValueError(f"{name}={_shown(value)} is of the wrong type")
+            if any(number < 0 for number in _numbers(value)):
+                raise ValueError(f"{name}={_shown(value)} is negative")
         else:
             raise ValueError(f"{model} has no field {_shown(name)}")
 
@@ -99,12 +101,12 @@ def _is_int(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
-def _numbers(value: Any) -> Iterator[int]:
+def _numbers(value: Any) -> Iterator[float]:
     if isinstance(value, list | tuple):
         for item in value:
             yield from _numbers(item)
     elif isinstance(value, int | float):
-        yield int(value)
+        yield value
 
 
 def _count(shapes: Sequence[Sequence[int]]) -> int:

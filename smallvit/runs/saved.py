@@ -184,4 +184,5 @@ def abstract_model(spec: Spec, preprocess: Preprocess) -> tuple[Classifier, dict
         raise
     except Exception as error:  # the others fail in some operation
         reason = first_line(error) or type(error).__name__
-        raise ValueError(f"{spec.name} cannot be created with these fields ({reason})") from None
+        given = ", ".join(f"{name}={value}" for name, value in spec.fields.items())
+        raise ValueError(f"{spec.name} cannot be created with {given} ({reason})") from None
