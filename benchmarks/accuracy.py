@@ -40,7 +40,7 @@ PEERS = (
     "timm_vit_tiny",
 )
 POLICY = "+policy"
-OURS = ("hybrid_vit_tiny", "hybrid_vit_small", "hybrid_vit_base", "sl_vit_tiny_data")
+OURS = ("hybrid_vit_small", "hybrid_vit_base", "sl_vit_tiny_data")
 
 
 @cache

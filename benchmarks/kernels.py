@@ -211,7 +211,7 @@ def main() -> None:
             products(f"SL-ViT, {dtype}", dtype, rows=128 * 65, depth=192, columns=384)
             products(f"Swin, last stage, {dtype}", dtype, rows=8 * 49, depth=768, columns=3072)
     if options.only in "optimiser" and options.dtype != "bfloat16":
-        for name in ("hybrid_vit_tiny", "hybrid_vit_base"):
+        for name in ("hybrid_vit_small", "hybrid_vit_base"):
             update(name)
 
 

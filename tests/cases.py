@@ -229,7 +229,6 @@ def _hybrid(a: int, b: int, d: int, pairs: tuple[int, int, int] = (2, 2, 2), las
 
 
 COUNTS = {
-    "hybrid_vit_tiny": _hybrid(16, 32, 64),
     "hybrid_vit_small": _hybrid(16, 32, 64, (0, 1, 0), last=128),
     "hybrid_vit_base": _hybrid(32, 64, 128),
     # Added up by hand from the authors' layers, with their head of two; their README says 32.4 million.

@@ -27,7 +27,8 @@ class Small:
     def __init__(
         self, recipe: Recipe, name: str = "vit_tiny_data", accumulate: int = 1, weights: object = None
     ) -> None:
-        fields = FIELDS if name == "vit_tiny_data" else {}
+        # Without max pooling, whose choices amplify rounding errors.
+        fields = FIELDS if name == "vit_tiny_data" else dict(max_pool=False, last_width=None)
         self.model = create_model(name, num_classes=3, image_size=8, **fields)
         update = optimiser(recipe)
         self.state = jax.jit(make_init(self.model, recipe, update, (8, 8, 3)))(jax.random.key(0))

@@ -136,9 +136,9 @@ def test_two_devices_train_as_one_does():
 
         preprocess = Preprocess((8, 8), 3, "crop", (0.5, 0.4, 0.3), (0.2, 0.2, 0.2))
         data = Dataset("noise", ("a", "b", "c"), split(64), split(24), None, preprocess, ())
-        fields = dict(widths=(16,), strides=(2,), conv_depth=1, depth=1, heads=2, mlp_dim=32)
-        spec = Spec("hybrid_vit_tiny", 3, (8, 8), dict(**fields, drop_path=0.3))
-        config = TrainConfig(model="hybrid_vit_tiny")
+        fields = dict(widths=(16,), strides=(2,), conv_depth=1, depth=1, heads=2, mlp_dim=32, last_width=None)
+        spec = Spec("hybrid_vit_small", 3, (8, 8), dict(**fields, drop_path=0.3))
+        config = TrainConfig(model="hybrid_vit_small")
         recipe = config.full_recipe
         pace = Pace(np.float32(0.5), np.float32(0.001), np.float32(0.9))
 

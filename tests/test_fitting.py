@@ -30,7 +30,7 @@ def create(name: str, size: tuple[int, int]) -> None:
         ("sl_vit_tiny_data", (47, 45), (48, 44)),
         ("vit_small_data", (37, 64), (36, 64)),
         ("swin_small_data", (46, 46), (46, 46)),
-        *((f"{sl}hybrid_vit_tiny", (side, side), (side, side)) for sl in ("", "sl_") for side in (8, 13, 46, 47, 97)),
+        *((f"{sl}hybrid_vit_small", (side, side), (side, side)) for sl in ("", "sl_") for side in (8, 13, 46, 47, 97)),
     ],
 )
 def test_sizes_are_rounded_to_what_the_model_takes(name, size, fitting):

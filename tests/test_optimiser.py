@@ -76,14 +76,14 @@ def test_muon_is_that_of_optax():
 @pytest.mark.parametrize("fields", [{}, {"layer_decay": 0.7, "decay_all": True, "ema": 0.0}, {"freeze": "backbone"}])
 def test_a_step_with_update_kernels_is_that_of_optax(monkeypatch, fields):
     recipe = replace(RECIPES["default"], batch_size=8, clip=0.5, **fields)
-    small = Small(recipe, "hybrid_vit_tiny")
+    small = Small(recipe, "hybrid_vit_small")
     ours, _, _ = small.run(3, decay=0.01)
     batch = small.images, small.labels, jax.random.key(1), STILL, PREPROCESS.normalisation
     text = str(jax.make_jaxpr(small.step)(small.state, *batch))
     assert all(f"smallvit_{name}" in text for name in ("clip", "adam", "weighted_sums"))
     assert ("smallvit_muon" in text) == (recipe.freeze == "none")
     monkeypatch.setattr(native, "takes_arrays", lambda *_: False)
-    theirs, _, _ = Small(recipe, "hybrid_vit_tiny").run(3, decay=0.01)
+    theirs, _, _ = Small(recipe, "hybrid_vit_small").run(3, decay=0.01)
     assert jax.tree.structure(ours) == jax.tree.structure(theirs)
     for (path, a), b in zip(jax.tree.leaves_with_path(ours), jax.tree.leaves(theirs), strict=True):
         np.testing.assert_allclose(a, b, atol=2e-5, err_msg=jax.tree_util.keystr(path))

@@ -109,7 +109,7 @@ def test_more_epochs_lead_to_a_larger_model_and_more_augmentation():
     ],
 )
 def test_the_choice_says_what_is_on(given: dict[str, Any], augmentation: str):
-    config = TrainConfig(model="hybrid_vit_tiny", epochs=20.0, in_recipe=RecipeOptions(**given))
+    config = TrainConfig(model="hybrid_vit_small", epochs=20.0, in_recipe=RecipeOptions(**given))
     chosen, said = choice.choose(config, labelled(np.arange(6) % 3))
     assert said.endswith(augmentation)
     assert all(getattr(chosen.full_recipe.augment, name) == value for name, value in given.items())
@@ -122,7 +122,7 @@ def test_the_choice_knows_that_there_are_kernels(monkeypatch: pytest.MonkeyPatch
     data = labelled(np.arange(6) % 3)
 
     def epochs() -> float:
-        _, reason = choice.choose(TrainConfig(model="hybrid_vit_tiny", minutes=6.0), data)
+        _, reason = choice.choose(TrainConfig(model="hybrid_vit_small", minutes=6.0), data)
         return float(reason.split()[1])  # about N epochs
 
     fast = epochs()

@@ -41,7 +41,7 @@ def test_fields_replace_the_presets():
 
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, np.float32, "bfloat16"])
 def test_only_the_presets_own_functions_are_called(dtype):
-    for name in ("vit_small_data", "vit_tiny_patch16", "hybrid_vit_tiny"):
+    for name in ("vit_small_data", "vit_tiny_patch16", "hybrid_vit_small"):
         model = create_model(name, num_classes=2, image_size=32, dtype=dtype)
         assert model.dtype is dtype
         output = jax.eval_shape(model.init_with_output, jax.random.key(0), jnp.zeros((1, 32, 32, 3)))[0]

@@ -20,7 +20,7 @@ from smallvit.training.resizing import mean_cost, phases, shrink, smaller
 from smallvit.training.step import Pace, make_init, make_step
 from tests.small import PLAIN, labelled, plan
 
-FIELDS: dict[str, Any] = dict(widths=(8, 8, 16), conv_depth=0, depth=1, heads=2, mlp_dim=16)
+FIELDS: dict[str, Any] = dict(widths=(8, 8, 16), conv_depth=0, depth=1, heads=2, mlp_dim=16, last_width=16)
 
 
 def test_images_grow_in_three_phases():
@@ -70,7 +70,7 @@ def test_it_is_planned_for_our_default_alone():
 
 
 @pytest.mark.usefixtures("as_optax_needs")
-@pytest.mark.parametrize(("name", "fields"), [("hybrid_vit_tiny", FIELDS), ("vit_tiny_data", dict(dim=16, depth=1))])
+@pytest.mark.parametrize(("name", "fields"), [("hybrid_vit_small", FIELDS), ("vit_tiny_data", dict(dim=16, depth=1))])
 def test_a_step_on_smaller_images_is_one_of_the_model_for_them(name: str, fields: dict[str, Any]):
     """Its loss is that of the resampled weights on shrunk images, and it trains the weights of the whole model."""
     preprocess = Preprocess((32, 32), 3, "crop", (0.5, 0.4, 0.3), (0.2, 0.2, 0.2))
@@ -101,7 +101,7 @@ def test_a_step_on_smaller_images_is_one_of_the_model_for_them(name: str, fields
 def test_a_smaller_image_has_the_same_colours():
     image = np.zeros((1, 32, 32, 3), np.float32)
     image[:, :16] = (1.0, 0.5, 0.2)
-    small = shrink(jnp.asarray(image), create_model("hybrid_vit_tiny", num_classes=2, image_size=16))
+    small = shrink(jnp.asarray(image), create_model("hybrid_vit_small", num_classes=2, image_size=16))
     np.testing.assert_allclose(small[0, :7], np.broadcast_to((1.0, 0.5, 0.2), (7, 16, 3)), rtol=1e-5)
     np.testing.assert_allclose(small.mean((1, 2)), image.mean((1, 2)), rtol=1e-5)
 
@@ -109,7 +109,7 @@ def test_a_smaller_image_has_the_same_colours():
 @pytest.mark.parametrize(
     ("name", "side", "reason"),
     [
-        ("hybrid_vit_tiny", 16, r"images of 16 x 16 pixels are small already"),
+        ("hybrid_vit_small", 16, r"images of 16 x 16 pixels are small already"),
         ("nest_tiny", 224, r"a grid of 42 x 42 patches is not divisible"),
     ],
 )
@@ -131,7 +131,7 @@ def test_a_run_goes_on_in_its_phase(photos: Path, tmp_path: Path, monkeypatch: p
     """Bit for bit, with images of three sizes; it is stopped among the second."""
     monkeypatch.setattr(loop, "finish", lambda *_: {"val_top1": 50.0, "test_top1": None})
     settings: dict[str, Any] = dict(
-        model="hybrid_vit_tiny", fields=FIELDS, image_size=28, batch_size=16, epochs=4, progressive=0.8, runs=tmp_path
+        model="hybrid_vit_small", fields=FIELDS, image_size=28, batch_size=16, epochs=4, progressive=0.8, runs=tmp_path
     )
     whole = Path(smallvit.train(photos, **settings, name="whole")["folder"])
     with pytest.raises(RuntimeError, match="stopped"):

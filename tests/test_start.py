@@ -266,7 +266,7 @@ def test_every_architecture_has_depths(name: str):
 
 def test_a_frozen_backbone_stays_to_the_bit():
     data = halves()[0]
-    model = create_model("hybrid_vit_tiny", num_classes=5, image_size=28)
+    model = create_model("hybrid_vit_small", num_classes=5, image_size=28)
     recipe = replace(RECIPES["finetune"], freeze="backbone", batch_size=8)
     trainer = Trainer(model, recipe, data, make_mesh(), 8, 0, accumulate=1, remat=False)
     state = trainer.init()

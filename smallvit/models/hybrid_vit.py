@@ -138,7 +138,6 @@ def strides_for(image_size: Size) -> tuple[Size, ...]:
 _sizes = dict(image_size=64, strides=strides_for, depth=2)
 register(
     HybridViT,
-    hybrid_vit_tiny=dict(**_sizes, widths=(16, 32, 64), conv_depth=2, heads=2, mlp_dim=128),
     hybrid_vit_small=dict(
         **_sizes, widths=(16, 32, 64), conv_depth=(0, 1, 0), heads=2, mlp_dim=128, max_pool=True, last_width=128
     ),
