@@ -216,21 +216,18 @@ CASES = {
 }
 
 
-def _hybrid(a: int, b: int, d: int, pairs: tuple[int, int, int] = (2, 2, 2), last: int = 0) -> int:
+def _hybrid(a: int, b: int, d: int, last: int) -> int:
     """HybridViT's stages of a, b and d channels, positions, two blocks, the last stage, norm and a head of 1,000."""
     hidden = 2 * d
-    first, second, third = (2 * n for n in pairs)
-    convolutions = [(3, a), *[(a, a)] * first, (a, b), *[(b, b)] * second, (b, d), *[(d, d)] * third]
+    convolutions = [(3, a), (a, b), (b, b), (b, b), (b, d), (d, last), (last, last), (last, last)]
     block = 4 * d + 4 * d * d + d + 2 * d * hidden + hidden + d + 9 * hidden + hidden
-    out = last or d
-    convolutions += [(d, last), (last, last), (last, last)] if last else []
     norms = 2 * d + 2 * last  # after the blocks, and after the last stage
-    return sum(9 * i * o + 2 * o for i, o in convolutions) + 64 * d + 2 * block + norms + 1000 * out + 1000
+    return sum(9 * i * o + 2 * o for i, o in convolutions) + 64 * d + 2 * block + norms + 1000 * last + 1000
 
 
 COUNTS = {
-    "hybrid_vit_small": _hybrid(16, 32, 64, (0, 1, 0), last=128),
-    "hybrid_vit_base": _hybrid(32, 64, 128),
+    "hybrid_vit_small": _hybrid(16, 32, 64, 128),
+    "hybrid_vit_base": _hybrid(32, 64, 128, 256),
     # Added up by hand from the authors' layers, with their head of two; their README says 32.4 million.
     "scalable_vit_small": 32_000_472,
     # Added up by hand from the authors' layers, which they give as 27.8 and 30.7 million.

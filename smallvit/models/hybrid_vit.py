@@ -135,11 +135,9 @@ def strides_for(image_size: Size) -> tuple[Size, ...]:
     return (first[0], first[1]), 2, 2
 
 
-_sizes = dict(image_size=64, strides=strides_for, depth=2)
+_sizes = dict(image_size=64, strides=strides_for, conv_depth=(0, 1, 0), max_pool=True, depth=2)
 register(
     HybridViT,
-    hybrid_vit_small=dict(
-        **_sizes, widths=(16, 32, 64), conv_depth=(0, 1, 0), heads=2, mlp_dim=128, max_pool=True, last_width=128
-    ),
-    hybrid_vit_base=dict(**_sizes, widths=(32, 64, 128), conv_depth=2, heads=4, mlp_dim=256),
+    hybrid_vit_small=dict(**_sizes, widths=(16, 32, 64), heads=2, mlp_dim=128, last_width=128),
+    hybrid_vit_base=dict(**_sizes, widths=(32, 64, 128), heads=4, mlp_dim=256, last_width=256),
 )
