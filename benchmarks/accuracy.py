@@ -127,7 +127,8 @@ def run_one(job: dict[str, Any]) -> dict[str, Any]:
         progressive = choose_progressive(TrainConfig(model=model), data)
         return images[f"ours:{model}"] / len(data.train) * mean_cost(progressive)
 
-    model = name.removeprefix("ours").removeprefix(":") or choose_model({each: whole_epochs(each) for each in MODELS})
+    model = name.removeprefix("ours").removeprefix(":")
+    model = model or choose_model({each: whole_epochs(each) for each in MODELS}, len(data.train))
     given = job.get("options", [])
     planned = choose_augmentation(whole_epochs(model))
     policy = given[given.index("--policy") + 1] if "--policy" in given else planned.get("policy", "none")
@@ -229,7 +230,7 @@ def plot_minutes(folders: list[str]) -> None:
         return {
             name: points
             for name, points in models.items()
-            if name in ("ours", "ours, started by hand", best) or (len(points) > 1 and ":" not in name)
+            if name in ("ours", best) or (len(points) > 1 and ":" not in name)
         }
 
     shown = {folder: chosen(curves(folder)) for folder in folders}

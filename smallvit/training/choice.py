@@ -22,7 +22,8 @@ from smallvit.training.resizing import FROM, mean_cost
 
 # From small to large, each with the minimum number of epochs to choose it. The evidence is in docs/results.md. These
 # are epochs on whole images: in the same time, progressive resizing has one and a half times as many.
-MODELS = {"hybrid_vit_small": 0.0, "hybrid_vit_base": 200.0}
+MODELS = {"hybrid_vit_small": 0.0, "hybrid_vit_base": 100.0}
+FEW = 1000  # images: with fewer, the smallest model is the best one at any number of epochs
 # Augmentation by the minimum number of epochs: the more often an image is seen, the stronger it must be.
 AUGMENTATION: dict[float, dict[str, Any]] = {
     0.0: {},
@@ -56,7 +57,7 @@ def choose(config: TrainConfig, data: Dataset) -> tuple[TrainConfig, str]:
         return max(seconds - OVERHEAD, seconds / 2) * speed / cost / len(data.train)
 
     progressive = choose_progressive(config, data)
-    model = config.model or choose_model({name: fit(name) for name in MODELS})
+    model = config.model or choose_model({name: fit(name) for name in MODELS}, len(data.train))
     fitting = fit(model)
     number = f"{fitting / mean_cost(progressive):.3g}"
     about = f"about {number} {'epoch' if number == '1' else 'epochs'} of {len(data.train):,} images" + (
@@ -81,9 +82,10 @@ def epochs_of(config: TrainConfig) -> float | None:
     return config.epochs or (RECIPES[config.recipe_name].epochs if config.minutes is None else None)
 
 
-def choose_model(epochs: Mapping[str, float]) -> str:
+def choose_model(epochs: Mapping[str, float], images: int) -> str:
     """Returns the largest model with enough epochs, given the number that fit for each."""
-    return [name for name, fewest in MODELS.items() if epochs[name] >= fewest or fewest == 0][-1]
+    enough = [name for name, fewest in MODELS.items() if epochs[name] >= fewest or fewest == 0]
+    return enough[0] if images < FEW else enough[-1]
 
 
 def choose_augmentation(epochs: float) -> dict[str, Any]:
