@@ -76,7 +76,7 @@ def time_ours(name: str, folder: str) -> float:
     name, plus, _ = name.partition(POLICY)
     recipe = replace(recipe, progressive=choose_progressive(TrainConfig(model=name), data))
     if plus:
-        recipe = replace(recipe, augment=replace(recipe.augment, **choose_augmentation(float("inf"))))
+        recipe = replace(recipe, augment=replace(recipe.augment, **choose_augmentation(float("inf"), 0)))
     model = smallvit.create_model(name, num_classes=len(data.classes), image_size=data.preprocess.size)
     trainer = Trainer(model, recipe, data, make_mesh(None), recipe.batch_size, 0, accumulate=1, remat=False)
     state, seconds = trainer.init(), 0.0
@@ -130,7 +130,7 @@ def run_one(job: dict[str, Any]) -> dict[str, Any]:
     model = name.removeprefix("ours").removeprefix(":")
     model = model or choose_model({each: whole_epochs(each) for each in MODELS}, len(data.train))
     given = job.get("options", [])
-    planned = choose_augmentation(whole_epochs(model))
+    planned = choose_augmentation(whole_epochs(model), len(data.train))
     policy = given[given.index("--policy") + 1] if "--policy" in given else planned.get("policy", "none")
     timed = f"ours:{model}" + (POLICY if policy != "none" else "")
     epochs = images[timed] / len(data.train)

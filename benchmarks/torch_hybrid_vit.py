@@ -74,7 +74,7 @@ class HybridViT(nn.Module):
         x = x.permute(0, 2, 3, 1).flatten(1, 2) + self.positions
         for block in self.blocks:
             x = block(x)
-        x = self.norm_blocks(x).reshape(-1, self.side, self.side, x.shape[-1]).permute(0, 3, 1, 2)  # channels last again
+        x = self.norm_blocks(x).reshape(-1, self.side, self.side, x.shape[-1]).permute(0, 3, 1, 2)
         return self.head(self.norm(self.last(x).permute(0, 2, 3, 1).flatten(1, 2)).mean(1))
 
     def load(self, params: dict[str, Any], moments: dict[str, Any] | None = None) -> "HybridViT":

@@ -94,10 +94,12 @@ def test_more_epochs_lead_to_a_larger_model_and_more_augmentation():
     assert choose_model({"hybrid_vit_small": 700.0, "hybrid_vit_base": 300.0}, 5000) == "hybrid_vit_base"
     assert choose_model({"hybrid_vit_small": 700.0, "hybrid_vit_base": 300.0}, 270) == "hybrid_vit_small"
     assert choose_model({"hybrid_vit_small": 300.0, "hybrid_vit_base": 98.0}, 5000) == "hybrid_vit_small"
-    assert choose_augmentation(3.0) == {}
-    assert "policy" not in choose_augmentation(48.0)
-    assert "policy" in choose_augmentation(94.0)
-    assert {"cutmix", "policy"} <= choose_augmentation(1000.0).keys()
+    assert choose_augmentation(3.0, 5000) == {}
+    assert "policy" not in choose_augmentation(48.0, 5000)
+    assert "policy" in choose_augmentation(94.0, 5000)
+    assert {"cutmix", "policy"} <= choose_augmentation(1000.0, 5000).keys()
+    assert choose_augmentation(1000.0, 20_000) == choose_augmentation(48.0, 20_000) == choose_augmentation(48.0, 5000)
+    assert choose_augmentation(3.0, 20_000) == {}
 
 
 @pytest.mark.parametrize(

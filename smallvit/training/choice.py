@@ -30,6 +30,7 @@ AUGMENTATION: dict[float, dict[str, Any]] = {
     15.0: dict(cutmix=0.3, mixup=0.2),
     90.0: dict(cutmix=0.4, mixup=0.3, policy="randaugment", erasing=0.1),
 }
+MANY = 10_000  # images: with more, the last of these was too strong
 
 PROGRESSIVE = 0.65  # fraction of the steps on smaller images, with these models
 
@@ -65,7 +66,7 @@ def choose(config: TrainConfig, data: Dataset) -> tuple[TrainConfig, str]:
     )
     if config.recipe_name != "default":
         return replace(config, model=model), f"{about}: {model}"
-    added = choose_augmentation(fitting)
+    added = choose_augmentation(fitting, len(data.train))
     if not data.photographic:
         added = {name: value for name, value in added.items() if name != "policy"}
     open_ones = {name: value for name, value in added.items() if getattr(config.in_recipe, name) is None}
@@ -88,8 +89,9 @@ def choose_model(epochs: Mapping[str, float], images: int) -> str:
     return enough[0] if images < FEW else enough[-1]
 
 
-def choose_augmentation(epochs: float) -> dict[str, Any]:
-    return [added for fewest, added in AUGMENTATION.items() if epochs >= fewest][-1]
+def choose_augmentation(epochs: float, images: int) -> dict[str, Any]:
+    allowed = list(AUGMENTATION.items())[: -1 if images >= MANY else None]
+    return [added for fewest, added in allowed if epochs >= fewest][-1]
 
 
 def choose_progressive(config: TrainConfig, data: Dataset) -> float:
