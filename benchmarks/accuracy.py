@@ -220,17 +220,20 @@ def plot(folder: str, minutes: float) -> None:
 def plot_minutes(folders: list[str]) -> None:
     """docs/images/accuracy-minutes.png: accuracy against core-minutes.
 
-    Ours, the peer that is best in the smallest budget, and everything that has two budgets.
+    Ours, the peer that is best in the smallest budget, everything that has two budgets, and every form of ours in the
+    largest one.
     """
     from matplotlib.figure import Figure
 
     def chosen(models: dict[str, dict[float, float]]) -> dict[str, dict[float, float]]:
         smallest = min(min(points) for name, points in models.items() if name in PEERS)
         best = max((points.get(smallest, 0.0), name) for name, points in models.items() if name in PEERS)[1]
+        largest = max(max(points) for points in models.values())
         return {
             name: points
             for name, points in models.items()
-            if name in ("ours", best) or (len(points) > 1 and ":" not in name)
+            if name in ("ours", best)
+            or (":" not in name and (len(points) > 1 or (name.startswith("ours") and largest in points)))
         }
 
     shown = {folder: chosen(curves(folder)) for folder in folders}
