@@ -93,7 +93,8 @@ def test_more_epochs_lead_to_a_larger_model_and_more_augmentation():
     assert choose_model({"hybrid_vit_small": 2.0, "hybrid_vit_base": 1.0}, 5000) == "hybrid_vit_small"
     assert choose_model({"hybrid_vit_small": 700.0, "hybrid_vit_base": 300.0}, 5000) == "hybrid_vit_base"
     assert choose_model({"hybrid_vit_small": 700.0, "hybrid_vit_base": 300.0}, 270) == "hybrid_vit_small"
-    assert choose_model({"hybrid_vit_small": 300.0, "hybrid_vit_base": 98.0}, 5000) == "hybrid_vit_small"
+    assert choose_model({"hybrid_vit_small": 100.0, "hybrid_vit_base": 30.0}, 5000) == "hybrid_vit_small"
+    assert choose_model({"hybrid_vit_small": 100.0, "hybrid_vit_base": 30.0}, 18_000) == "hybrid_vit_base"
     assert choose_augmentation(3.0, 5000) == {}
     assert "policy" not in choose_augmentation(48.0, 5000)
     assert "policy" in choose_augmentation(94.0, 5000)
