@@ -1,4 +1,4 @@
-"""The choice of model and augmentation if the user gives none, by the number of epochs that fit."""
+"""The choice of model and augmentation if the user gives none, by the images and the number of epochs that fit."""
 
 import json
 import time
