@@ -26,7 +26,7 @@ from jax.typing import DTypeLike
 import smallvit
 from smallvit import kernels
 from smallvit.layers import LayerNorm
-from smallvit.ops import attend, multiply
+from smallvit.ops import attend, batch_norm, convolve, max_pool, multiply
 from smallvit.ops.attention import Mix, attend_mixed
 from smallvit.training.optimiser import optimiser
 from smallvit.training.recipe import RECIPES
@@ -174,6 +174,34 @@ def products(name: str, dtype: DTypeLike, *, rows: int, depth: int, columns: int
         row(f"{what}, {name}", dense, pure, (x, weights, bias), 3)
 
 
+def grids(name: str, dtype: DTypeLike, *, images: int, side: int, channels: int) -> None:
+    """Max pooling by 2, alone and after BatchNorm, and HybridViT's first convolution, whose gradient has few rows."""
+    draw = np.random.default_rng(0)
+    shapes = (images, side, side, channels), (images, side, side, 3), (3, 3, 3, channels)
+    x, image, weights = (jnp.asarray(draw.normal(size=shape), dtype) for shape in shapes)
+
+    def pool(x):
+        return max_pool(x, (2, 2))
+
+    def norm(x, scale, bias):
+        return batch_norm(x, scale, bias, None, 1e-5, dtype, relu=True, pool=(2, 2))[0]
+
+    def conv(weights, image):
+        return convolve(image, weights, (1, 1), (1, 1))
+
+    def pure(f: Callable) -> Callable:
+        def run(*args):
+            with kernels.disabled():
+                return f(*args)
+
+        return run
+
+    row(f"max pooling, {name}", pool, pure(pool), (x,), 1)
+    affine = jnp.ones(channels, jnp.float32), jnp.zeros(channels, jnp.float32)
+    row(f"BatchNorm, ReLU, max pooling, {name}", norm, pure(norm), (x, *affine), 3)
+    row(f"first convolution, {name}", conv, pure(conv), (weights, image), 1)
+
+
 def update(name: str) -> None:
     """Clipping, Muon and Adam of the recipe `default`, for all weights of a model."""
     model = smallvit.create_model(name, num_classes=10, image_size=32)
@@ -207,6 +235,8 @@ def main() -> None:
             mixed(f"CaiT-XXS, {dtype}", dtype, batch=8, tokens=196, heads=4, width=48)
         if options.only in "rows":
             rows(f"SL-ViT, {dtype}", dtype, tokens=128 * 65, dim=192, hidden=384)
+        if options.only in "grids":
+            grids(f"HybridViT, {dtype}", dtype, images=64, side=32, channels=32)
         if options.only in "products":
             products(f"SL-ViT, {dtype}", dtype, rows=128 * 65, depth=192, columns=384)
             products(f"Swin, last stage, {dtype}", dtype, rows=8 * 49, depth=768, columns=3072)

@@ -10,8 +10,7 @@ import pytest
 
 from smallvit import kernels
 from smallvit.layers import BatchNorm, Conv
-from smallvit.models.hybrid_vit import max_pool
-from smallvit.ops import plain_convolutions
+from smallvit.ops import max_pool, plain_convolutions
 from smallvit.ops.conv import depthwise_conv
 
 
@@ -127,7 +126,19 @@ def test_a_plain_convolution_is_one_operation_with_the_same_result(depthwise):
         assert apply.lower(variables, image).as_text().count("stablehlo.convolution") == 1
 
 
-@pytest.mark.parametrize("stride", [(2, 2), (1, 1), (1, 2)])
-def test_max_pooling_is_flaxs(stride: tuple[int, int]):
-    x = jax.nn.relu(jax.random.normal(jax.random.key(0), (2, 5, 8, 3)))
-    np.testing.assert_array_equal(max_pool(x, stride), nn.max_pool(x, stride, stride, "SAME"))
+@pytest.mark.parametrize("native", [True, False])
+@pytest.mark.parametrize("stride", [(2, 2), (1, 1), (1, 2), (3, 4)])
+def test_max_pooling_is_flaxs(stride: tuple[int, int], native: bool):
+    x = jax.random.normal(jax.random.key(0), (2, 5, 8, 3)) - 1
+    with nullcontext() if native else kernels.disabled():
+        np.testing.assert_array_equal(max_pool(x, stride), nn.max_pool(x, stride, stride, "SAME"))
+
+
+@pytest.mark.parametrize("native", [True, False])
+def test_equal_numbers_share_the_gradient_of_max_pooling(native: bool):
+    x, dy = jnp.asarray([[5.0, 5, -1], [2, 5, -1], [-3, -4, -2]]), jnp.asarray([[6.0, 8], [1, 3]])
+    with nullcontext() if native else kernels.disabled():
+        y, pull = jax.vjp(lambda x: max_pool(x[None, ..., None], (2, 2))[0, ..., 0], x)
+        (dx,) = pull(dy)
+    np.testing.assert_array_equal(y, [[5, -1], [-3, -2]])
+    np.testing.assert_array_equal(dx, [[2, 2, 4], [0, 2, 4], [1, 0, 3]])

@@ -78,6 +78,7 @@ def test_each_device_computes_its_rows():
     conv = lambda stride: lambda x, kernel: kernels.conv(x, kernel, (stride, stride), (1, 1))
     check("conv conv_gradient", conv(1), x, draw(1, 3, 3, 4, 5))
     check("conv conv_gradient dense fold", conv(2), x, draw(1, 3, 3, 4, 5))
+    check("max_pool max_pool_gradient", lambda x: kernels.max_pool(x, (2, 2)), x)
     depthwise = lambda x, kernel: kernels.depthwise(x, kernel, (1, 1), (1, 1))
     check("depthwise depthwise_gradient", depthwise, x, draw(1, 3, 3, 1, 4))
     """
@@ -113,6 +114,10 @@ def test_batch_norm_has_the_moments_of_all_devices():
     x = draw(0, 6, 10) + jnp.arange(6)[:, None]
     moments = ["f32[2,2,10]"]
     check(used, lambda *args: kernels.batch_norm(*args, None, 1e-5, False)[0], x, *others, gathered=moments)
+    grid = draw(0, 4, 5, 6, 10) + jnp.arange(4)[:, None, None, None]
+    pooled = lambda *args: kernels.batch_norm_pool(*args, 1e-5, True, (2, 2))[0]
+    used_pooled = "column_moments batch_pool_forward batch_pool_sums batch_pool_backward"
+    check(used_pooled, pooled, grid, *others, gathered=moments)
     adds = lambda x, *others: kernels.batch_norm(x, *others, x * 2, 1e-5, True)[0]
     check(used, adds, x, *others, gathered=moments)
     """
@@ -136,7 +141,7 @@ def test_two_devices_train_as_one_does():
 
         preprocess = Preprocess((8, 8), 3, "crop", (0.5, 0.4, 0.3), (0.2, 0.2, 0.2))
         data = Dataset("noise", ("a", "b", "c"), split(64), split(24), None, preprocess, ())
-        fields = dict(widths=(16,), strides=(2,), conv_depth=1, depth=1, heads=2, mlp_dim=32, last_width=None)
+        fields = dict(widths=(16,), strides=(2,), conv_depth=1, depth=1, heads=2, mlp_dim=32, last_width=32)
         spec = Spec("hybrid_vit_small", 3, (8, 8), dict(**fields, drop_path=0.3))
         config = TrainConfig(model="hybrid_vit_small")
         recipe = config.full_recipe
@@ -163,11 +168,13 @@ def test_two_devices_train_as_one_does():
         np.testing.assert_allclose(one, two, atol=2e-5)
         np.testing.assert_allclose(one, sharded, atol=2e-5)
         assert abs(one - one[0]).max() > 1e-3  # it learns
-        for name in ("conv", "batch_forward", "packed_forward", "dense_gelu", "depthwise", "norm_forward"):
+        forward = "conv", "batch_pool_forward", "batch_forward", "packed_forward", "dense_gelu"
+        for name in (*forward, "depthwise", "norm_forward"):
             assert f'"smallvit_{name}"' in step, name
-        for name in ("conv", "packed_forward", "dense", "depthwise", "norm_forward"):
+        for name in ("conv", "max_pool", "packed_forward", "dense", "depthwise", "norm_forward"):
             assert f'"smallvit_{name}"' in predict, name
-        for name in ("conv_gradient", "batch_backward", "packed_backward", "dense_gradient", "depthwise_gradient"):
+        gradients = "conv_gradient", "batch_pool_backward", "batch_backward", "packed_backward", "dense_gradient"
+        for name in (*gradients, "depthwise_gradient"):
             assert f'"smallvit_{name}"' in step, name
         for name in ("clip", "adam", "muon", "weighted_sums"):
             assert f'"smallvit_{name}"' in step, name

@@ -9,6 +9,7 @@ from smallvit.kernels.grid import unfold, unfolds
 from smallvit.kernels.library import VARIABLE, Status, disabled, status, usable
 from smallvit.kernels.linear import FEWEST, dense, multiplies
 from smallvit.kernels.mixing import attend_mixed, mixes
+from smallvit.kernels.pooling import batch_norm_pool, max_pool, pools
 from smallvit.kernels.rows import batch_norm, bias_gelu, layer_norm, takes_rows, transpose
 from smallvit.kernels.update import adam, clip, muon, takes_arrays, weighted_sums
 
@@ -24,6 +25,7 @@ __all__ = [
     "attends_joined",
     "attends_packed",
     "batch_norm",
+    "batch_norm_pool",
     "bias_gelu",
     "clip",
     "conv",
@@ -33,9 +35,11 @@ __all__ = [
     "depthwise",
     "disabled",
     "layer_norm",
+    "max_pool",
     "mixes",
     "multiplies",
     "muon",
+    "pools",
     "status",
     "takes_arrays",
     "takes_rows",

@@ -75,17 +75,17 @@ def _batch_forward(
     epsilon: float, relu: bool, x: Array, scale: Array, bias: Array, more: Array | None
 ) -> tuple[tuple[Array, Array, Array], tuple]:
     added = jnp.zeros((0, 0), x.dtype) if more is None else more
-    (moments,) = call("column_moments", [jax.ShapeDtypeStruct((2, len(scale)), jnp.float32)], x)
-    mean, var = _whole(moments)
+    mean, var = moments(x)
     constants = dict(epsilon=np.float32(epsilon), relu=relu)
     (y,) = call("batch_forward", [like(x)], x, scale, bias, mean, var, added, **constants)
     return (y, mean, var), (x, scale, mean, var, y if relu else None, None if more is None else scale)
 
 
-def _whole(moments: Float[Array, "p 2 d"]) -> tuple[Float[Array, " d"], Float[Array, " d"]]:
-    """The mean and the variance of all rows, from those of equal parts."""
-    means, variances = moments[:, 0], moments[:, 1]
-    if len(moments) == 1:
+def moments(x: Float[Array, "n d"]) -> tuple[Float[Array, " d"], Float[Array, " d"]]:
+    """The mean and the variance of each column: of all rows, from those of each device."""
+    (parts,) = call("column_moments", [jax.ShapeDtypeStruct((2, x.shape[1]), jnp.float32)], x)
+    means, variances = parts[:, 0], parts[:, 1]
+    if len(parts) == 1:
         return means[0], variances[0]
     mean = means.mean(axis=0)
     return mean, (variances + (means - mean) ** 2).mean(axis=0)

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
-from smallvit.ops import align, at_least_float32, batch_norm, layer_norm, multiply
+from smallvit.ops import align, at_least_float32, batch_norm, layer_norm, max_pool, multiply
 
 # A factory makes a module, given a name and whatever its caller adds: partial(Dense, ...).
 Factory = Callable[..., nn.Module]
@@ -65,30 +65,31 @@ MOMENTUM = 0.9  # fraction of BatchNorm's running statistics that is kept at eac
 class BatchNorm(nn.Module):
     """Normalises each channel over the batch, in float32; evaluation uses the running moments of `batch_stats`.
 
-    `more` is added to the output, as the shortcut of a residual pair; with `relu`, a ReLU follows. Training needs
-    `mutable=["batch_stats"]`. As in torch, the running variance is the unbiased one.
+    `more` is added to the output, as the shortcut of a residual pair; with `relu`, a ReLU follows, and with `pool`, max
+    pooling with this stride. Training needs `mutable=["batch_stats"]`. As in torch, the running variance is the
+    unbiased one.
     """
 
     scale_init: float = 1.0
     epsilon: float = 1e-5
     relu: bool = False
+    pool: tuple[int, int] | None = None
     dtype: DTypeLike = jnp.float32
 
     def __call__(
         self, x: Float[Array, "b *rest d"], more: Float[Array, "b *rest d"] | None = None, *, train: bool = False
-    ) -> Float[Array, "b *rest d"]:
+    ) -> Float[Array, "b *pooled d"]:
         if not train:
             factor, shift = self.affine(x.shape[-1])
             return self.finish(x.astype(at_least_float32(x.dtype)) * align(factor, x), shift, more)
         running_mean, running_var, scale, bias = self._variables(x.shape[-1])
-        rows = x.reshape(-1, x.shape[-1])
-        added = None if more is None else more.reshape(rows.shape)
-        y, mean, var = batch_norm(rows, scale, bias, added, self.epsilon, self.dtype, relu=self.relu)
+        y, mean, var = batch_norm(x, scale, bias, more, self.epsilon, self.dtype, relu=self.relu, pool=self.pool)
         if not self.is_initializing():
-            kept, unbiased = MOMENTUM, var * (len(y) / max(len(y) - 1, 1))
+            number = x.size // x.shape[-1]
+            kept, unbiased = MOMENTUM, var * (number / max(number - 1, 1))
             running_mean.value = kept * running_mean.value + (1 - kept) * mean.astype(jnp.float32)
             running_var.value = kept * running_var.value + (1 - kept) * unbiased.astype(jnp.float32)
-        return y.reshape(x.shape).astype(self.dtype)
+        return y.astype(self.dtype)
 
     def affine(self, channels: int) -> tuple[Float[Array, "d"], Float[Array, "d"]]:
         """In evaluation, BatchNorm is a factor and a term per channel."""
@@ -98,12 +99,13 @@ class BatchNorm(nn.Module):
 
     def finish(
         self, y: Float[Array, "b *rest d"], shift: Float[Array, "d"], more: Float[Array, "b *rest d"] | None
-    ) -> Float[Array, "b *rest d"]:
-        """The rest of the evaluation, after the factor: the term, `more` and ReLU."""
+    ) -> Float[Array, "b *pooled d"]:
+        """The rest of the evaluation, after the factor: the term, `more`, ReLU and max pooling."""
         wide = at_least_float32(y.dtype)
         y = y.astype(wide) + align(shift, y).astype(wide)
         y = y if more is None else y + more.astype(wide)
-        return (jax.nn.relu(y) if self.relu else y).astype(self.dtype)
+        y = (jax.nn.relu(y) if self.relu else y).astype(self.dtype)
+        return y if self.pool is None else max_pool(y, self.pool)
 
     @nn.compact
     def _variables(self, channels: int) -> tuple[nn.Variable, nn.Variable, Float[Array, "d"], Float[Array, "d"]]:

@@ -43,7 +43,7 @@ class Conv(nn.Module):
 
 
 class ConvNorm(nn.Module):
-    """A convolution without bias, then BatchNorm; `more` is added to the output, and an optional ReLU follows."""
+    """A convolution without bias, then BatchNorm; `more` is added to it; an optional ReLU and max pooling follow."""
 
     features: int
     kernel_size: Size
@@ -51,6 +51,7 @@ class ConvNorm(nn.Module):
     padding: Size = 0
     depthwise: bool = False
     relu: bool = False
+    pool: Size | None = None  # stride of the max pooling
     dtype: DTypeLike = jnp.float32
 
     @nn.compact
@@ -67,7 +68,8 @@ class ConvNorm(nn.Module):
             dtype=self.dtype,
             name="conv",
         )
-        norm = BatchNorm(relu=self.relu, dtype=self.dtype, name="norm")
+        pool = None if self.pool is None else pair(self.pool)
+        norm = BatchNorm(relu=self.relu, pool=pool, dtype=self.dtype, name="norm")
         if train:
             return norm(conv(x), more, train=True)
         factor, shift = norm.affine(self.features)  # the kernel takes the factor: one pass less, also in exports

@@ -1,7 +1,7 @@
 """Stateless functions on arrays, used by the layers; they call a native kernel where one is available."""
 
 from smallvit.ops.attention import attend
-from smallvit.ops.conv import convolve, plain_convolutions, unfold
+from smallvit.ops.conv import convolve, max_pool, plain_convolutions, unfold
 from smallvit.ops.dense import align, at_least_float32, exact_gelu, multiply
 from smallvit.ops.norm import batch_norm, layer_norm
 from smallvit.ops.patches import SPTOption, patchify, shift_image, shifted_copies, spt_directions
@@ -23,6 +23,7 @@ __all__ = [
     "exact_gelu",
     "grid_size",
     "layer_norm",
+    "max_pool",
     "multiply",
     "pair",
     "patch_of",

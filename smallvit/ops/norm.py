@@ -6,6 +6,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
 from smallvit import kernels
+from smallvit.ops.conv import max_pool
 from smallvit.ops.dense import at_least_float32
 
 
@@ -47,16 +48,32 @@ normalise.defvjp(_normalise_forward, _normalise_backward)
 
 
 def batch_norm(
-    x: Float[Array, "n d"],
+    x: Float[Array, "*lead d"],
     scale: Float[Array, " d"],
     bias: Float[Array, " d"],
-    more: Float[Array, "n d"] | None,
+    more: Float[Array, "*lead d"] | None,
     epsilon: float,
     dtype: DTypeLike,
     *,
     relu: bool,
-) -> tuple[Float[Array, "n d"], Float[Array, " d"], Float[Array, " d"]]:
-    """Normalises columns in at least float32, adds `more`, applies an optional ReLU; also returns mean and variance."""
+    pool: tuple[int, int] | None = None,
+) -> tuple[Float[Array, "*pooled d"], Float[Array, " d"], Float[Array, " d"]]:
+    """Normalises channels in at least float32, adds `more`, then an optional ReLU and max pooling with a stride.
+
+    Also returns mean and variance.
+    """
+    if pool is not None and more is None and x.dtype == dtype and kernels.pools(x, pool):
+        return kernels.batch_norm_pool(x, scale, bias, epsilon, relu, pool)
+    rows = x.reshape(-1, x.shape[-1])
+    added = None if more is None else more.reshape(rows.shape)
+    y, mean, var = _batch_norm(rows, scale, bias, added, epsilon, dtype, relu=relu)
+    y = y.reshape(x.shape)
+    return y if pool is None else max_pool(y, pool), mean, var
+
+
+def _batch_norm(
+    x: Array, scale: Array, bias: Array, more: Array | None, epsilon: float, dtype: DTypeLike, *, relu: bool
+) -> tuple[Array, Array, Array]:
     if x.dtype == dtype and kernels.takes_rows(x):
         return kernels.batch_norm(x, scale, bias, more, epsilon, relu)
     y, mean, var = normalise_columns(x.astype(at_least_float32(x.dtype)), scale, bias, epsilon)

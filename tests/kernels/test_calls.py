@@ -1,6 +1,7 @@
 """What all kernels have in common: transformations of jax, threads, shapes that are not theirs."""
 
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -47,6 +48,12 @@ def test_sums_over_the_batch_have_the_same_bits_every_time():
     for _ in range(5):
         for again, before in zip(gradients(x, weights), first, strict=True):
             np.testing.assert_array_equal(again, before)
+    images, weights = draw(0, (40, 13, 11, 3), (3, 3, 3, 16))
+    conv = partial(kernels.conv, stride=(1, 1), padding=(1, 1))
+    gradient = jax.jit(jax.grad(lambda weights: jnp.square(conv(images, weights)).sum()))
+    first = gradient(weights)
+    for _ in range(5):
+        np.testing.assert_array_equal(gradient(weights), first)
 
 
 def test_two_calls_at_once():
@@ -80,6 +87,9 @@ def test_what_does_not_fit_is_left_to_others():
     assert kernels.unfolds(jnp.zeros((1, 4, 4, 3)), (5, 5), (1, 1), (1, 1))
     assert not kernels.unfolds(jnp.zeros((1, 4, 4, 3)), (5, 5), (1, 1), (0, 0))
     assert not kernels.unfolds(jnp.zeros((1, 4, 4, 0)), (2, 2), (1, 1), (0, 0))
+    assert not kernels.pools(jnp.zeros((1, 4, 4, 0)), (2, 2))
+    assert not kernels.pools(jnp.zeros((1, 4, 4, 3), jnp.float16), (2, 2))
+    assert not kernels.pools(jnp.zeros((1, 4, 4, 3)), (5, 13))
     assert not kernels.takes_rows(jnp.zeros((2, 0)))
     assert not kernels.takes_rows(jnp.zeros((2, 3), jnp.int32))
     assert kernels.takes_arrays([jnp.zeros(2)], [jnp.zeros(())])
@@ -97,6 +107,10 @@ def test_a_wrong_shape_is_an_error_and_not_a_crash():
     pairs = {"size": np.asarray([2, 2]), "stride": np.asarray([1, 1]), "padding": np.asarray([0, 0])}
     with pytest.raises(jax.errors.JaxRuntimeError, match="more windows than x has room for"):
         library.call("unfold", [jax.ShapeDtypeStruct((1, 4, 4, 4), jnp.float32)], jnp.zeros((1, 4, 4, 1)), **pairs)
+    with pytest.raises(jax.errors.JaxRuntimeError, match="a pixel for each rectangle"):
+        library.call(
+            "max_pool", [jax.ShapeDtypeStruct((1, 3, 2, 1), jnp.float32)], x[None, :, :, None], stride=pairs["size"]
+        )
     scalars, results = (jnp.ones(()), jnp.ones(())), [jax.ShapeDtypeStruct((3,), jnp.float32)]
     with pytest.raises(jax.errors.JaxRuntimeError, match="the lists must be equally long"):
         library.call("weighted_sums", results, *scalars, x[0], x[0], x[0])

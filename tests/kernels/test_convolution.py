@@ -1,4 +1,4 @@
-"""Convolutions and BatchNorm by the kernels against plain jnp."""
+"""Convolutions, max pooling and BatchNorm by the kernels against plain jnp."""
 
 import math
 from functools import partial
@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from smallvit import kernels
 from smallvit.kernels import library
+from smallvit.ops import max_pool
 from tests.kernels.checks import SETS, TOLERANCE, draw, few, matches, needs_library, same, with_gradients
 
 pytestmark = needs_library
@@ -77,6 +78,9 @@ def convolved(x, kernel, stride, padding):
     st.sampled_from(["float32", "bfloat16"]),
     st.integers(0, 99),
 )
+@example(9, (9, 9), 3, 16, (3, 3), (1, 1), (1, 1), "float32", 0)  # a small gradient, summed over parts of the images
+@example(9, (9, 9), 2, 70, (4, 4), (2, 2), (1, 1), "bfloat16", 0)
+@example(2, (9, 9), 40, 40, (4, 4), (1, 1), (1, 1), "float32", 0)  # a larger one, whose rows are divided
 def test_conv(images, sides, channels, features, size, stride, padding, dtype, seed):
     padding = tuple(max(p, -(-(k - n) // 2)) for p, k, n in zip(padding, size, sides, strict=True))  # one window fits
     x, kernel = draw(seed, (images, *sides, channels), (*size, channels, features), dtype=dtype)
@@ -113,6 +117,45 @@ def test_tiles_round_little(name):
     exact = sum(padded[:, i : i + 16, j : j + 16] @ taps[i, j] for i in range(3) for j in range(3))
     error = np.asarray(kernels.conv(x, kernel, (1, 1), (1, 1)), np.float64) - exact
     assert np.sqrt(np.square(error).mean() / np.square(exact).mean()) < 1.4e-6
+
+
+@few
+@given(
+    images=st.integers(1, 3),
+    sides=_sides,
+    channels=st.integers(1, 40),
+    stride=st.tuples(st.integers(1, 4), st.integers(1, 4)),
+    ties=st.booleans(),
+    dtype=st.sampled_from(["float32", "bfloat16"]),
+    seed=st.integers(0, 99),
+)
+@example(64, (9, 7), 24, (2, 2), True, "float32", 0)  # work for several threads
+def test_max_pool(images, sides, channels, stride, ties, dtype, seed):
+    """The same to the bit, also among equal numbers."""
+    (x,) = draw(seed, (images, *sides, channels), dtype=dtype)
+    x = jnp.round(x) if ties else x
+    assert kernels.pools(x, stride)
+
+    def plain(x):
+        with kernels.disabled():
+            return max_pool(x, stride)
+
+    run, expected = with_gradients(partial(kernels.max_pool, stride=stride)), with_gradients(plain)(x)
+    for name in SETS:
+        library.choose(name)
+        for mine, their in zip(run(x), expected, strict=True):
+            assert mine.dtype == their.dtype
+            np.testing.assert_array_equal(np.asarray(mine, np.float32), np.asarray(their, np.float32))
+
+
+@pytest.mark.parametrize("name", SETS)
+def test_max_pool_keeps_nan(name):
+    """XLA's does not."""
+    library.choose(name)
+    (x,) = draw(0, (2, 5, 5, 20))
+    y, dx = with_gradients(partial(kernels.max_pool, stride=(2, 2)))(x.at[1, 2, 3, 17].set(jnp.nan))
+    assert np.argwhere(np.isnan(y)).tolist() == [[1, 1, 1, 17]]
+    assert np.argwhere(np.isnan(dx)).tolist() == [[1, i, j, 17] for i in (2, 3) for j in (2, 3)]
 
 
 @few
@@ -154,6 +197,42 @@ def test_batch_norm(rows, width, adds, relu, dtype, seed):
         args,
         TOLERANCE[dtype],
     )
+
+
+@few
+@given(
+    st.integers(1, 3),
+    st.tuples(st.integers(2, 9), st.integers(2, 9)),
+    st.integers(1, 40),
+    st.tuples(st.integers(1, 3), st.integers(1, 3)),
+    st.booleans(),
+    st.sampled_from(["float32", "bfloat16"]),
+    st.integers(0, 99),
+)
+@example(64, (9, 7), 24, (2, 2), True, "float32", 0)  # work for several threads
+def test_batch_norm_pool(images, sides, channels, stride, relu, dtype, seed):
+    (x,), (scale, bias) = draw(seed, (images, *sides, channels), dtype=dtype), draw(seed + 1, (channels,), (channels,))
+
+    def theirs(x, scale, bias):
+        y = normed(x.reshape(-1, channels).astype(jnp.float32), scale, bias, None, relu).reshape(x.shape)
+        return kernels.max_pool(y, stride).astype(x.dtype)
+
+    matches(
+        lambda *args: kernels.batch_norm_pool(*args, 1e-5, relu, stride)[0],
+        theirs,
+        (3 * x + 2, scale, bias),
+        TOLERANCE[dtype],
+    )
+
+
+def test_batch_norm_of_a_large_mean():
+    """The variance of parts of the rows, which have different means."""
+    (x,) = draw(0, (9000, 40))
+    x = x + 100 + jnp.linspace(0, 50, 9000)[:, None]
+    _, mean, var = kernels.batch_norm(x, jnp.ones(40), jnp.zeros(40), None, 1e-5, True)
+    exact = np.asarray(x, np.float64)
+    np.testing.assert_allclose(mean, exact.mean(0), rtol=1e-6)
+    np.testing.assert_allclose(var, exact.var(0), rtol=1e-5)
 
 
 def test_batch_norm_gives_the_moments_and_nan_goes_through():

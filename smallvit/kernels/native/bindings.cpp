@@ -7,6 +7,7 @@
 #include "handlers/grid.h"
 #include "handlers/linear.h"
 #include "handlers/mixing.h"
+#include "handlers/pooling.h"
 #include "handlers/rows.h"
 #include "handlers/update.h"
 
@@ -40,6 +41,15 @@ HANDLER(smallvit_gelu_backward, gelu_backward, ARG ARG ARG RET RET);
 HANDLER(smallvit_transpose, transpose, ARG RET);
 HANDLER(smallvit_unfold, unfold, ARG RET PAIR("size") PAIR("stride") PAIR("padding"));
 HANDLER(smallvit_fold, fold, ARG RET PAIR("size") PAIR("stride") PAIR("padding"));
+HANDLER(smallvit_max_pool, max_pool, ARG RET PAIR("stride"));
+HANDLER(smallvit_max_pool_gradient, max_pool_gradient, ARG ARG RET PAIR("stride"));
+HANDLER(smallvit_batch_pool_forward, batch_pool_forward,
+        ARG ARG ARG ARG ARG RET PAIR("stride").Attr<float>("epsilon").Attr<bool>("relu"));
+HANDLER(smallvit_batch_pool_sums, batch_pool_sums,
+        ARG ARG ARG ARG ARG ARG RET RET PAIR("stride").Attr<float>("epsilon").Attr<bool>("relu"));
+HANDLER(smallvit_batch_pool_backward, batch_pool_backward,
+        ARG ARG ARG ARG ARG ARG ARG ARG RET PAIR("stride").Attr<float>("epsilon").Attr<bool>("relu")
+            .Attr<int64_t>("rows"));
 HANDLER(smallvit_dense, dense, ARG ARG ARG RET.Attr<bool>("turned").Attr<bool>("gelu"));
 HANDLER(smallvit_dense_gelu, dense_gelu, ARG ARG ARG RET RET);
 HANDLER(smallvit_dense_gradient, dense_gradient, ARG ARG RET RET);

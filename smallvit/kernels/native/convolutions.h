@@ -54,9 +54,7 @@ INLINE void each_band(const Unfold& windows, int64_t from, int64_t to, F f) {
 }
 
 int64_t conv_scratch(const Conv& task) {
-  const Unfold& windows = task.windows;
-  const int64_t depth = windows.tall * windows.wide * windows.channels;
-  return padded(task.features) * depth + band_size(windows) + windows.columns * WIDE;
+  return band_size(task.windows) + task.windows.columns * WIDE;
 }
 
 template <class T>
@@ -64,10 +62,9 @@ void conv(const Conv& task, int64_t from, int64_t to, float* scratch) {
   const Unfold& windows = task.windows;
   const int64_t part = windows.wide * windows.channels, depth = windows.tall * part, features = task.features;
   const int64_t width = copied_width(windows);
-  float* b = scratch;
-  float* x = b + padded(features) * depth;
+  const float* b = task.packed;
+  float* x = scratch;
   float* tile = x + band_size(windows);
-  pack_columns(static_cast<const T*>(task.kernel), features, depth, features, b);
   each_band(windows, from, to, [&](int64_t top, int64_t bottom) {
     copy_band<T>(windows, top, bottom, x);
     each_panel(features, [&](int64_t j, int64_t vectors) {
@@ -118,14 +115,15 @@ void gradient_panel(const Conv& task, int64_t vectors, int64_t used, int64_t ban
 }
 
 template <class T>
-void conv_gradient(const Conv& task, int64_t top, int64_t bottom, float* scratch) {
+void conv_gradient(const Conv& task, int64_t begin, int64_t end, int64_t top, int64_t bottom, float* dkernel,
+                   float* scratch) {
   const Unfold& windows = task.windows;
   const int64_t part = windows.wide * windows.channels, features = task.features, width = copied_width(windows);
   const bool direct = is_float<T> && features % LANES == 0;  // pixels of dy are whole vectors
   float* x = scratch;
   float* packed = x + band_size(windows);
   float* tile = packed + band(windows) * windows.columns * padded(features);
-  each_band(windows, 0, windows.batch * windows.rows, [&](int64_t from, int64_t to) {
+  each_band(windows, begin, end, [&](int64_t from, int64_t to) {
     copy_band<T>(windows, from, to, x);
     const T* dy = static_cast<const T*>(task.dy) + from * windows.columns * features;
     if (!direct) pack(dy, features, (to - from) * windows.columns, features, 1.0f, packed);
@@ -135,7 +133,7 @@ void conv_gradient(const Conv& task, int64_t top, int64_t bottom, float* scratch
       for (int64_t p = top / part; p * part < bottom; p++) {
         const int64_t first = top > p * part ? top : p * part, last = bottom < (p + 1) * part ? bottom : (p + 1) * part;
         gradient_panel<COLUMNS>(task, vectors, used, to - from, first, last, x + p * width + first - p * part, b + j,
-                                padded(features), task.dkernel + first * features + j, from > 0, tile);
+                                padded(features), dkernel + first * features + j, from > begin, tile);
       }
     });
   });

@@ -8,6 +8,7 @@
 #include "grid.h"
 #include "linear.h"
 #include "mixing.h"
+#include "pooling.h"
 #include "rows.h"
 #include "update.h"
 #include "winograd.h"
@@ -31,8 +32,7 @@ constexpr Kernels kernels = {
     mixed_backward<T>,
     norm_forward<T>,
     norm_backward<T>,
-    column_sums<T>,
-    column_squares<T>,
+    column_moments<T>,
     batch_forward<T>,
     batch_sums<T>,
     batch_backward<T>,
@@ -42,10 +42,17 @@ constexpr Kernels kernels = {
     unfold<T>,
     fold_scratch,
     fold<T>,
+    max_pool<T>,
+    max_pool_gradient<T>,
+    batch_pool_forward<T>,
+    batch_pool_sums<T>,
+    batch_pool_backward<T>,
     dense_scratch<T>,
     dense_gradient_scratch,
     dense<T>,
     dense_gradient<T>,
+    conv_packed<T>,
+    conv_pack<T>,
     conv_scratch,
     conv_gradient_scratch,
     conv<T>,

@@ -59,6 +59,20 @@ struct BatchNorm {
   void* dmore = nullptr;  // or null
 };
 
+// The maximum of each rectangle of `down` x `across` pixels of x (batch, height, width, channels); the last ones may be
+// smaller. `rows` and `columns` are those of the result.
+struct Pool {
+  int64_t batch = 0, height = 0, width = 0, channels = 0;
+  int64_t rows = 0, columns = 0, down = 0, across = 0;
+  const void *x = nullptr, *dy = nullptr;
+  void *y = nullptr, *dx = nullptr;
+};
+
+// BatchNorm, followed by max pooling; of `pool`, only the sizes.
+struct PooledNorm : BatchNorm {
+  Pool pool;
+};
+
 struct Gelu {
   int64_t rows = 0, d = 0;
   const void *x = nullptr, *dy = nullptr;
@@ -98,7 +112,8 @@ struct Conv {
   Unfold windows;  // of x, given as `from`
   int64_t features = 0;
   const void* kernel = nullptr;  // (tall * wide * channels, features)
-  void* y = nullptr;             // (batch, rows, columns, features)
+  const float* packed = nullptr;  // the kernel as `conv` and `tiled_conv` need it
+  void* y = nullptr;              // (batch, rows, columns, features)
   const void* dy = nullptr;
   float* dkernel = nullptr;
 };
@@ -172,8 +187,7 @@ struct Kernels {
   void (*mixed_backward)(const Mixed&, int64_t b, float* scratch);
   void (*norm_forward)(const LayerNorm&, int64_t from, int64_t to);
   void (*norm_backward)(const LayerNorm&, int64_t from, int64_t to, float* dscale, float* dbias);
-  void (*column_sums)(const BatchNorm&, int64_t from, int64_t to, float* sums);
-  void (*column_squares)(const BatchNorm&, int64_t from, int64_t to, float* sums);  // around the mean
+  void (*column_moments)(const BatchNorm&, int64_t from, int64_t to, float* mean, float* squares);
   void (*batch_forward)(const BatchNorm&, int64_t from, int64_t to);
   void (*batch_sums)(const BatchNorm&, int64_t from, int64_t to, float* g, float* gy);
   void (*batch_backward)(const BatchNorm&, int64_t from, int64_t to);
@@ -183,15 +197,24 @@ struct Kernels {
   void (*unfold)(const Unfold&, int64_t from, int64_t to);
   int64_t (*fold_scratch)(const Unfold&);
   void (*fold)(const Unfold&, int64_t from, int64_t to, float* scratch);
+  void (*max_pool)(const Pool&, int64_t from, int64_t to);  // rows of y, counted over all images
+  void (*max_pool_gradient)(const Pool&, int64_t from, int64_t to);
+  void (*batch_pool_forward)(const PooledNorm&, int64_t from, int64_t to);
+  void (*batch_pool_sums)(const PooledNorm&, int64_t from, int64_t to, float* g, float* gy);
+  void (*batch_pool_backward)(const PooledNorm&, int64_t from, int64_t to);
   int64_t (*dense_scratch)(const Dense&, int64_t columns);
   int64_t (*dense_gradient_scratch)(const DenseGradient&, int64_t rows, int64_t columns);
   void (*dense)(const Dense&, int64_t top, int64_t bottom, int64_t left, int64_t right, float* scratch);
   void (*dense_gradient)(const DenseGradient&, int64_t top, int64_t bottom, int64_t left, int64_t right,
                          float* scratch);
+  int64_t (*conv_packed)(const Conv&);  // in floats
+  void (*conv_pack)(const Conv&, int64_t from, int64_t to, float* out);  // channels
   int64_t (*conv_scratch)(const Conv&);
   int64_t (*conv_gradient_scratch)(const Conv&);
   void (*conv)(const Conv&, int64_t from, int64_t to, float* scratch);  // rows of y, counted over all images
-  void (*conv_gradient)(const Conv&, int64_t top, int64_t bottom, float* scratch);  // rows of dkernel
+  // The contribution of rows [from, to) of y to rows [top, bottom) of dkernel.
+  void (*conv_gradient)(const Conv&, int64_t from, int64_t to, int64_t top, int64_t bottom, float* dkernel,
+                        float* scratch);
   // Winograd's algorithm, if it supports the convolution: tiles of y, counted over all images. The gradient is the sum
   // of the contributions of all tiles, each (3, 3, channels, features).
   bool (*tiled)(const Conv&);

@@ -99,35 +99,53 @@ void gelu_backward(const Gelu& task, int64_t from, int64_t to, float* dbias) {
   }
 }
 
-// Sums f(place, column, count) over the rows, per column.
+// Calls f(i, end) for blocks of the rows [from, to), so small that one column after the other can be read from the L1
+// cache.
 template <class F>
-INLINE void add_columns(int64_t d, int64_t from, int64_t to, float* sums, F f) {
-  each(d, [&](int64_t j, auto count) INLINE_LAMBDA {
-    V a = {}, b = {}, c = {}, e = {};  // independent, since an addition takes four cycles
-    int64_t i = from;
-    for (; i + 4 <= to; i += 4) {
-      a += f(i * d + j, j, count);
-      b += f((i + 1) * d + j, j, count);
-      c += f((i + 2) * d + j, j, count);
-      e += f((i + 3) * d + j, j, count);
-    }
-    for (; i < to; i++) a += f(i * d + j, j, count);
-    store(sums + j, load(sums + j, count) + ((a + b) + (c + e)), count);
+INLINE void each_block(int64_t d, int64_t from, int64_t to, F f) {
+  const int64_t fit = (1 << 12) / d, rows = fit < 4 ? 4 : fit;
+  for (int64_t i = from; i < to; i += rows) f(i, to - i < rows ? to : i + rows);
+}
+
+// The sum of f(i) over the rows [from, to): in four independent sums, since an addition takes four cycles.
+template <class F>
+INLINE V add_rows(int64_t from, int64_t to, F f) {
+  V a = {}, b = {}, c = {}, d = {};
+  int64_t i = from;
+  for (; i + 4 <= to; i += 4) {
+    a += f(i);
+    b += f(i + 1);
+    c += f(i + 2);
+    d += f(i + 3);
+  }
+  for (; i < to; i++) a += f(i);
+  return (a + b) + (c + d);
+}
+
+// The mean of each column over the rows [from, to), and the sum of the squares around it.
+template <class T>
+void column_moments(const BatchNorm& task, int64_t from, int64_t to, float* mean, float* squares) {
+  const int64_t d = task.d;
+  const float number = static_cast<float>(to - from);
+  const T* x = static_cast<const T*>(task.x);
+  memset(mean, 0, sizeof(float) * d);
+  memset(squares, 0, sizeof(float) * d);
+  each_block(d, from, to, [&](int64_t begin, int64_t end) INLINE_LAMBDA {
+    each(d, [&](int64_t j, auto count) INLINE_LAMBDA {
+      const V sum = add_rows(begin, end, [&](int64_t i) INLINE_LAMBDA { return load(x + i * d + j, count); });
+      store(mean + j, load(mean + j, count) + sum, count);
+    });
   });
-}
-
-template <class T>
-void column_sums(const BatchNorm& task, int64_t from, int64_t to, float* sums) {
-  const T* x = static_cast<const T*>(task.x);
-  add_columns(task.d, from, to, sums, [&](int64_t at, int64_t, auto count) INLINE_LAMBDA { return load(x + at, count); });
-}
-
-template <class T>
-void column_squares(const BatchNorm& task, int64_t from, int64_t to, float* sums) {
-  const T* x = static_cast<const T*>(task.x);
-  add_columns(task.d, from, to, sums, [&](int64_t at, int64_t j, auto count) INLINE_LAMBDA {
-    V y = load(x + at, count) - load(task.mean + j, count);
-    return y * y;
+  each(d, [&](int64_t j, auto count) INLINE_LAMBDA { store(mean + j, load(mean + j, count) / number, count); });
+  each_block(d, from, to, [&](int64_t begin, int64_t end) INLINE_LAMBDA {
+    each(d, [&](int64_t j, auto count) INLINE_LAMBDA {
+      const V middle = load(mean + j, count);
+      const V sum = add_rows(begin, end, [&](int64_t i) INLINE_LAMBDA {
+        const V y = load(x + i * d + j, count) - middle;
+        return y * y;
+      });
+      store(squares + j, load(squares + j, count) + sum, count);
+    });
   });
 }
 
@@ -155,12 +173,20 @@ INLINE V through(const BatchNorm& task, int64_t at, Count count) {
 
 template <class T>
 void batch_sums(const BatchNorm& task, int64_t from, int64_t to, float* g, float* gy) {
+  const int64_t d = task.d;
   const T* x = static_cast<const T*>(task.x);
-  add_columns(task.d, from, to, g,
-              [&](int64_t at, int64_t, auto count) INLINE_LAMBDA { return through<T>(task, at, count); });
-  add_columns(task.d, from, to, gy, [&](int64_t at, int64_t j, auto count) INLINE_LAMBDA {
-    V normed = (load(x + at, count) - load(task.mean + j, count)) * load(task.inverse + j, count);
-    return through<T>(task, at, count) * normed;
+  each_block(d, from, to, [&](int64_t begin, int64_t end) INLINE_LAMBDA {
+    each(d, [&](int64_t j, auto count) INLINE_LAMBDA {
+      const V mean = load(task.mean + j, count), inverse = load(task.inverse + j, count);
+      V total = {};
+      const V product = add_rows(begin, end, [&](int64_t i) INLINE_LAMBDA {
+        const V back = through<T>(task, i * d + j, count);
+        total += back;
+        return back * (load(x + i * d + j, count) - mean);
+      });
+      store(g + j, load(g + j, count) + total, count);
+      store(gy + j, load(gy + j, count) + product * inverse, count);
+    });
   });
 }
 

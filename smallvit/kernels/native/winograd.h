@@ -217,13 +217,13 @@ void gradient_points(const Conv& task, int64_t from, int64_t to, float* out) {
   });
 }
 
-// The points of the kernel, each packed as the columns of a product.
-void kernel_points(const Conv& task, float* out) {
+// The points of the channels [from, to) of the kernel, each point packed as the columns of a product.
+void kernel_points(const Conv& task, int64_t from, int64_t to, float* out) {
   const int64_t channels = task.windows.channels, features = task.features, size = channels * features;
   const int64_t stride = point_stride(task);
   const float* kernel = static_cast<const float*>(task.kernel);
   each_panel(features, [&](int64_t j, int64_t vectors) {
-    for (int64_t c = 0; c < channels; c++)
+    for (int64_t c = from; c < to; c++)
       for (int64_t v = 0; v < vectors; v++) {
         const float* at = kernel + c * features + j + v * LANES;
         float* to = out + j * channels + (c * vectors + v) * LANES;
@@ -248,12 +248,27 @@ int64_t tiled_scratch(const Conv& task) {
   return tiles_at_once(task) * (tile_stride(channels) + tile_stride(features)) + POINTS * point_stride(task);
 }
 
+template <class T>
+int64_t conv_packed(const Conv& task) {
+  const Unfold& windows = task.windows;
+  if (tiled<T>(task)) return POINTS * point_stride(task);
+  return windows.tall * windows.wide * windows.channels * padded(task.features);
+}
+
+// These channels of the kernel; all of them, unless the convolution is tiled.
+template <class T>
+void conv_pack(const Conv& task, int64_t from, int64_t to, float* out) {
+  const Unfold& windows = task.windows;
+  if (tiled<T>(task)) return kernel_points(task, from, to, out);
+  pack_columns(static_cast<const T*>(task.kernel), task.features, windows.tall * windows.wide * windows.channels,
+               task.features, out);
+}
+
 void tiled_conv(const Conv& task, int64_t from, int64_t to, float* scratch) {
   const int64_t channels = task.windows.channels, features = task.features;
-  float* kernel = scratch;
-  float* x = kernel + POINTS * point_stride(task);
+  const float* kernel = task.packed;
+  float* x = scratch;
   float* y = x + tiles_at_once(task) * tile_stride(channels);
-  kernel_points(task, kernel);
   in_parts(to - from, tiles_at_once(task), [&](int64_t first, int64_t tiles) {
     input_points(task, from + first, from + first + tiles, x);
     for (int64_t point = 0; point < POINTS; point++)

@@ -32,35 +32,35 @@ ffi::Error conv(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::AnyBuffer weights, 
     task.y = y->untyped_data();
     const Kernels& kernels = kernels_for(x);
     const bool tiled = kernels.tiled(task);
-    const auto run = tiled ? kernels.tiled_conv : kernels.conv;
-    // Few parts, since each packs the weights: two per thread, which balance the load, or one for a small task.
-    constexpr int64_t SMALL = 64;  // rows or tiles of a thread
     const int64_t rows = tiled ? kernels.tiles(task) : task.windows.batch * task.windows.rows;
-    const int64_t threads = workers(pool, rows), parts = threads == 1 || rows <= SMALL * threads ? threads : 2 * threads;
+    const int64_t threads = workers(pool, rows);
+    const Floats packed(kernels.conv_packed(task));
+    task.packed = packed.data();
+    const int64_t channels = task.windows.channels, size = window_size(task.windows) * task.features;
+    const int64_t slices = tiled ? std::min(threads, count(size, PART)) : 1;
+    share_out(pool, slices, [&](int64_t slice, int64_t) {
+      kernels.conv_pack(task, channels * slice / slices, channels * (slice + 1) / slices, packed.data());
+    });
+    constexpr int64_t SMALL = 64;  // rows or tiles of a thread
+    const int64_t parts = threads == 1 || rows <= SMALL * threads ? threads : 4 * threads;  // which balance the load
     const int64_t scratch_size = Floats::aligned(tiled ? kernels.tiled_scratch(task) : kernels.conv_scratch(task));
     const Floats scratch(scratch_size * threads);
+    const auto run = tiled ? kernels.tiled_conv : kernels.conv;
     share_out(pool, parts, [&](int64_t part, int64_t worker) {
       run(task, rows * part / parts, rows * (part + 1) / parts, scratch.data() + worker * scratch_size);
     });
   });
 }
 
-// The number of parts does not depend on the threads; it is small enough that summing the parts takes little time.
-void run_tiled_gradient(ffi::ThreadPool& pool, const Conv& task, const Kernels& kernels) {
-  const int64_t size = window_size(task.windows) * task.features, tiles = kernels.tiles(task);
-  const int64_t parts = std::min(tiles, std::clamp<int64_t>((1 << 15) / size, 4, 32));
-  const int64_t scratch_size = Floats::aligned(kernels.tiled_scratch(task));
-  const Floats sums(parts * size), scratch(scratch_size * workers(pool, parts));
-  share_out(pool, parts, [&](int64_t part, int64_t worker) {
-    kernels.tiled_gradient(task, tiles * part / parts, tiles * (part + 1) / parts, sums.data() + part * size,
-                           scratch.data() + worker * scratch_size);
-  });
-  const int64_t slices = pool.num_threads();
-  share_out(pool, slices, [&](int64_t slice, int64_t) {
-    const int64_t from = size * slice / slices, to = size * (slice + 1) / slices;
-    std::copy(sums.data() + from, sums.data() + to, task.dkernel + from);
-    for (int64_t part = 1; part < parts; part++)
-      for (int64_t i = from; i < to; i++) task.dkernel[i] += sums.data()[part * size + i];
+// The sum of run(from, to, sum, scratch) over parts of all rows or tiles. The number of parts does not depend on the
+// threads; it is small enough that summing the parts takes little time, and even, for two threads or four.
+template <class Run>
+void sum_gradients(ffi::ThreadPool& pool, const Conv& task, int64_t all, int64_t scratch_size, const Run& run) {
+  const int64_t size = window_size(task.windows) * task.features;
+  const int64_t parts = std::min(all, std::clamp<int64_t>(4 * count(1 << 13, size), 4, 32));
+  const Floats scratch(scratch_size * workers(pool, parts));
+  sum_parts(pool, parts, size, task.dkernel, [&](int64_t part, int64_t worker, float* sum) {
+    run(all * part / parts, all * (part + 1) / parts, sum, scratch.data() + worker * scratch_size);
   });
 }
 
@@ -69,16 +69,24 @@ ffi::Error conv_gradient(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::AnyBuffer 
   return guarded([&] {
     Conv task = conv_task(x, dy, size, stride, padding);
     task.dy = dy.untyped_data();
-    const int64_t rows = window_size(task.windows);
+    const int64_t all = task.windows.batch * task.windows.rows, rows = window_size(task.windows);
     task.dkernel = sized(dweights, {task.windows.tall, task.windows.wide, task.windows.channels, task.features});
     const Kernels& kernels = kernels_for(x);
-    if (kernels.tiled(task)) return run_tiled_gradient(pool, task, kernels);
-    constexpr int64_t UNIT = 48;  // rows: whole blocks of every kind
-    const int64_t step = even_step(rows, UNIT, rows, pool.num_threads());
+    if (kernels.tiled(task))
+      return sum_gradients(pool, task, kernels.tiles(task), Floats::aligned(kernels.tiled_scratch(task)),
+                           [&](int64_t from, int64_t to, float* sum, float* scratch) {
+                             kernels.tiled_gradient(task, from, to, sum, scratch);
+                           });
     const int64_t scratch_size = Floats::aligned(kernels.conv_gradient_scratch(task));
+    constexpr int64_t UNIT = 48;  // rows of dkernel: whole blocks of every kind
+    if (rows < 4 * UNIT)  // too few to be shared out
+      return sum_gradients(pool, task, all, scratch_size, [&](int64_t from, int64_t to, float* sum, float* scratch) {
+        kernels.conv_gradient(task, from, to, 0, rows, sum, scratch);
+      });
+    const int64_t step = even_step(rows, UNIT, rows, pool.num_threads());
     const Floats scratch(scratch_size * workers(pool, count(rows, step)));
     share_out(pool, count(rows, step), [&](int64_t part, int64_t worker) {
-      kernels.conv_gradient(task, part * step, std::min(rows, (part + 1) * step),
+      kernels.conv_gradient(task, 0, all, part * step, std::min(rows, (part + 1) * step), task.dkernel,
                             scratch.data() + worker * scratch_size);
     });
   });

@@ -77,20 +77,32 @@ void invert(const float* var, int64_t size, float epsilon, float* inverse) {
   for (int64_t i = 0; i < size; i++) inverse[i] = 1.0f / std::sqrt(var[i] + epsilon);
 }
 
-// The mean of each column, and its variance.
+// The mean of each column, and its variance: from those of parts, whose number only depends on the shapes.
 ffi::Error column_moments(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::Result<ffi::AnyBuffer> result) {
   return guarded([&] {
-    BatchNorm task = read_batch_norm(x);
+    const BatchNorm task = read_batch_norm(x);
     const Kernels& kernels = kernels_for(x);
     float *const mean = sized(result, {2, task.d}), *const var = mean + task.d;
-    const auto average = [&](auto add, float* out) {
-      sum_over_rows(pool, task.rows, task.d, {out},
-                    [&](int64_t from, int64_t to, float* sums) { add(task, from, to, sums); });
-      divide(out, task.d, task.rows);
-    };
-    average(kernels.column_sums, mean);
-    task.mean = mean;
-    average(kernels.column_squares, var);
+    const int64_t parts = std::min(task.rows, sums_over(task.rows, task.d));
+    const auto rows = [&](int64_t part) { return task.rows * part / parts; };
+    const Floats found(2 * task.d * parts);
+    share_out(pool, parts, [&](int64_t part, int64_t) {
+      float* const means = found.data() + 2 * task.d * part;
+      kernels.column_moments(task, rows(part), rows(part + 1), means, means + task.d);
+    });
+    for (int64_t j = 0; j < task.d; j++) {
+      const auto average = [&](auto value) {
+        float total = 0;
+        for (int64_t part = 0; part < parts; part++)
+          total += value(found.data() + 2 * task.d * part + j, static_cast<float>(rows(part + 1) - rows(part)));
+        return total / static_cast<float>(task.rows);
+      };
+      mean[j] = average([&](const float* part, float number) { return number * part[0]; });
+      var[j] = average([&](const float* part, float number) {
+        const float away = part[0] - mean[j];
+        return part[task.d] + number * away * away;
+      });
+    }
   });
 }
 
@@ -132,6 +144,15 @@ ffi::Error batch_sums(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::AnyBuffer mea
   });
 }
 
+// The means of the gradient from its sums, stored in `means`.
+void set_means(const ffi::AnyBuffer& dbias, const ffi::AnyBuffer& dscale, int64_t rows, BatchNorm& task,
+               const Floats& means) {
+  std::copy_n(per_column(dbias, task), task.d, means.data());
+  std::copy_n(per_column(dscale, task), task.d, means.data() + task.d);
+  divide(means.data(), 2 * task.d, rows);
+  task.g_mean = means.data(), task.gy_mean = means.data() + task.d;
+}
+
 // The gradients of x and `more`; those of scale and bias are sums over the same `rows` rows as the means.
 ffi::Error batch_backward(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::AnyBuffer scale, ffi::AnyBuffer mean,
                           ffi::AnyBuffer var, ffi::AnyBuffer out, ffi::AnyBuffer dy, ffi::AnyBuffer dscale,
@@ -146,10 +167,7 @@ ffi::Error batch_backward(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::AnyBuffer
     const Floats inverse(task.d), means(2 * task.d);
     invert(per_column(var, task), task.d, epsilon, inverse.data());
     task.inverse = inverse.data();
-    std::copy_n(per_column(dbias, task), task.d, means.data());
-    std::copy_n(per_column(dscale, task), task.d, means.data() + task.d);
-    divide(means.data(), 2 * task.d, rows);
-    task.g_mean = means.data(), task.gy_mean = means.data() + task.d;
+    set_means(dbias, dscale, rows, task, means);
     const Kernels& kernels = kernels_for(x);
     over_rows(pool, task.rows, task.d, [&](int64_t from, int64_t to) { kernels.batch_backward(task, from, to); });
   });

@@ -15,21 +15,74 @@
 namespace smallvit {
 namespace {
 
+// Blocks of scratch memory, by size: powers of two. What a call gives back is kept for the next calls, since malloc
+// takes long to find such a block among XLA's buffers, which are returned and requested in every step.
+class Blocks {
+ public:
+  static Blocks& all() {
+    static Blocks* const blocks = new Blocks;  // never destroyed: threads may outlive static objects
+    return *blocks;
+  }
+
+  void* take(size_t bytes) {
+    const int kind = kind_of(bytes);
+    if (kind < KINDS) {
+      std::lock_guard<std::mutex> lock(mutex_);
+      if (Kept& kept = kept_[kind]; kept.number) return kept.blocks[--kept.number];
+    }
+    return ::operator new(kind < KINDS ? size_t{1} << kind : bytes, ALIGN);
+  }
+
+  void give(void* block, size_t bytes) {
+    const int kind = kind_of(bytes);
+    if (kind < KINDS) {
+      std::lock_guard<std::mutex> lock(mutex_);
+      if (Kept& kept = kept_[kind]; kept.number < MOST) {
+        kept.blocks[kept.number++] = block;
+        return;
+      }
+    }
+    ::operator delete(block, ALIGN);
+  }
+
+ private:
+  static constexpr std::align_val_t ALIGN{64};
+#if defined(__SANITIZE_ADDRESS__)
+  static constexpr int KINDS = 0;  // the sanitizer finds accesses behind a block only if it is of the requested size
+#else
+  static constexpr int KINDS = 26;  // up to 32 MB
+#endif
+  static constexpr int MOST = 8;
+  struct Kept {
+    int number = 0;
+    void* blocks[MOST];
+  };
+
+  static int kind_of(size_t bytes) {
+    int kind = 8;
+    while (kind < KINDS && size_t{1} << kind < bytes) kind++;
+    return kind;
+  }
+
+  std::mutex mutex_;
+  Kept kept_[KINDS + 1];
+};
+
 // Floats, zeroed on request, aligned to cache lines.
 class Floats {
  public:
-  explicit Floats(int64_t size, bool zero = false) : data_(static_cast<float*>(::operator new(bytes(size), ALIGN))) {
-    if (zero) std::memset(data_, 0, bytes(size));
+  explicit Floats(int64_t size, bool zero = false)
+      : bytes_(static_cast<size_t>(size) * sizeof(float)), data_(static_cast<float*>(Blocks::all().take(bytes_))) {
+    if (zero) std::memset(data_, 0, bytes_);
   }
-  ~Floats() { ::operator delete(data_, ALIGN); }
+  ~Floats() { Blocks::all().give(data_, bytes_); }
   Floats(const Floats&) = delete;
   Floats& operator=(const Floats&) = delete;
   float* data() const { return data_; }
   static int64_t aligned(int64_t size) { return (size + 15) / 16 * 16; }
 
  private:
-  static constexpr std::align_val_t ALIGN{64};
-  static size_t bytes(int64_t size) { return static_cast<size_t>(size) * sizeof(float); }
+  size_t bytes_;
   float* data_;
 };
 
@@ -94,13 +147,18 @@ void over_rows(ffi::ThreadPool& pool, int64_t rows, int64_t width, const Body& b
   });
 }
 
+// The number of parts of a sum over rows, which only depends on the shapes.
+int64_t sums_over(int64_t rows, int64_t width) {
+  constexpr int64_t MOST = 32;
+  return std::clamp<int64_t>(rows * width / PART, 1, MOST);
+}
+
 // Calls body(from, to, sums), where `sums` holds rows of `width` floats that are summed over all rows: in a number of
 // parts that only depends on the shapes, then over the parts.
 template <class Body>
 void sum_over_rows(ffi::ThreadPool& pool, int64_t rows, int64_t width, std::initializer_list<float*> results,
                    const Body& body) {
-  constexpr int64_t MOST = 32;
-  const int64_t parts = std::max<int64_t>(1, std::min(MOST, rows * width / PART));
+  const int64_t parts = sums_over(rows, width);
   const int64_t size = static_cast<int64_t>(results.size()) * width;
   const Floats sums(std::max<int64_t>(1, parts * size), true);
   share_out(pool, parts, [&](int64_t part, int64_t) {
@@ -113,6 +171,22 @@ void sum_over_rows(ffi::ThreadPool& pool, int64_t rows, int64_t width, std::init
       for (int64_t part = 0; part < parts; part++) total += sums.data()[part * size + at];
       result[i] = total;
     }
+}
+
+// The sum of the arrays that body(part, worker, array) fills, one per part.
+template <class Body>
+void sum_parts(ffi::ThreadPool& pool, int64_t parts, int64_t size, float* result, const Body& body) {
+  const Floats sums(parts * size);
+  share_out(pool, parts,
+            [&](int64_t part, int64_t worker) { body(part, worker, parts > 1 ? sums.data() + part * size : result); });
+  if (parts == 1) return;
+  const int64_t slices = std::min(pool.num_threads(), count(size, PART));
+  share_out(pool, slices, [&](int64_t slice, int64_t) {
+    const int64_t from = size * slice / slices, to = size * (slice + 1) / slices;
+    std::copy(sums.data() + from, sums.data() + to, result + from);
+    for (int64_t part = 1; part < parts; part++)
+      for (int64_t i = from; i < to; i++) result[i] += sums.data()[part * size + i];
+  });
 }
 
 }  // namespace
