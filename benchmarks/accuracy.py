@@ -76,7 +76,7 @@ def time_ours(name: str, folder: str) -> float:
     name, plus, _ = name.partition(POLICY)
     recipe = replace(recipe, progressive=choose_progressive(TrainConfig(model=name), data))
     if plus:
-        recipe = replace(recipe, augment=replace(recipe.augment, **choose_augmentation(float("inf"), 0)))
+        recipe = replace(recipe, augment=replace(recipe.augment, **choose_augmentation(name, float("inf"), 0)))
     model = smallvit.create_model(name, num_classes=len(data.classes), image_size=data.preprocess.size)
     trainer = Trainer(model, recipe, data, make_mesh(None), recipe.batch_size, 0, accumulate=1, remat=False)
     state, seconds = trainer.init(), 0.0
@@ -130,7 +130,7 @@ def run_one(job: dict[str, Any]) -> dict[str, Any]:
     model = name.removeprefix("ours").removeprefix(":")
     model = model or choose_model({each: whole_epochs(each) for each in MODELS}, len(data.train))
     given = job.get("options", [])
-    planned = choose_augmentation(whole_epochs(model), len(data.train))
+    planned = choose_augmentation(model, whole_epochs(model), len(data.train))
     policy = given[given.index("--policy") + 1] if "--policy" in given else planned.get("policy", "none")
     timed = f"ours:{model}" + (POLICY if policy != "none" else "")
     epochs = images[timed] / len(data.train)
@@ -220,21 +220,16 @@ def plot(folder: str, minutes: float) -> None:
 def plot_minutes(folders: list[str]) -> None:
     """docs/images/accuracy-minutes.png: accuracy against core-minutes.
 
-    Ours, the peer that is best in the smallest budget, everything that has two budgets, and every form of ours in the
-    largest one.
+    Ours, the peer that is best in the smallest budget, and every peer that has two budgets.
     """
     from matplotlib.figure import Figure
 
     def chosen(models: dict[str, dict[float, float]]) -> dict[str, dict[float, float]]:
-        smallest = min(min(points) for name, points in models.items() if name in PEERS)
-        best = max((points.get(smallest, 0.0), name) for name, points in models.items() if name in PEERS)[1]
-        largest = max(max(points) for points in models.values())
-        return {
-            name: points
-            for name, points in models.items()
-            if name in ("ours", best)
-            or (":" not in name and (len(points) > 1 or (name.startswith("ours") and largest in points)))
-        }
+        peers = {name: points for name, points in models.items() if name in PEERS}
+        smallest = min(min(points) for points in peers.values())
+        best = max(peers, key=lambda name: peers[name].get(smallest, 0.0))
+        shown = {name: points for name, points in peers.items() if name == best or len(points) > 1}
+        return {**shown, "ours": models["ours"]}
 
     shown = {folder: chosen(curves(folder)) for folder in folders}
     names = sorted(

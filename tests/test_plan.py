@@ -9,7 +9,7 @@ import pytest
 
 from smallvit import kernels as native
 from smallvit.training import RECIPES, Recipe, TrainConfig, choice
-from smallvit.training.choice import choose_augmentation, choose_model
+from smallvit.training.choice import choose_augmentation, choose_decay, choose_model
 from smallvit.training.loop import Training
 from smallvit.training.options import RecipeOptions
 from smallvit.training.plan import ENDING, MOMENTS, Plan, ending, rate_at
@@ -95,12 +95,31 @@ def test_more_epochs_lead_to_a_larger_model_and_more_augmentation():
     assert choose_model({"hybrid_vit_small": 700.0, "hybrid_vit_base": 300.0}, 270) == "hybrid_vit_small"
     assert choose_model({"hybrid_vit_small": 100.0, "hybrid_vit_base": 30.0}, 5000) == "hybrid_vit_small"
     assert choose_model({"hybrid_vit_small": 100.0, "hybrid_vit_base": 30.0}, 18_000) == "hybrid_vit_base"
-    assert choose_augmentation(3.0, 5000) == {}
-    assert "policy" not in choose_augmentation(48.0, 5000)
-    assert "policy" in choose_augmentation(94.0, 5000)
-    assert {"cutmix", "policy"} <= choose_augmentation(1000.0, 5000).keys()
-    assert choose_augmentation(1000.0, 20_000) == choose_augmentation(48.0, 20_000) == choose_augmentation(48.0, 5000)
-    assert choose_augmentation(3.0, 20_000) == {}
+    small, base = "hybrid_vit_small", "hybrid_vit_base"
+    for model in (small, base, "vit_tiny_data"):
+        assert choose_augmentation(model, 3.0, 5000) == {}
+        mixed, strong = (choose_augmentation(model, epochs, 5000) for epochs in (48.0, 94.0))
+        assert mixed.keys() == {"cutmix", "mixup"}
+        assert strong.keys() == {"cutmix", "mixup", "policy", "erasing"}
+    assert choose_augmentation(small, 57.0, 5000) == choose_augmentation(small, 1000.0, 20_000) == mixed
+    assert choose_augmentation(base, 57.0, 5000) == choose_augmentation(base, 1000.0, 20_000) == strong
+
+
+def test_many_images_lead_to_less_weight_decay():
+    recipe = RECIPES["default"]
+    decay, rate = recipe.weight_decay, recipe.learning_rate
+    assert choose_decay(recipe, 300) == choose_decay(recipe, 3000) == decay
+    for images in (10_000, 100_000):  # in four epochs, 1 - 1/e of a weight
+        steps = 4 * images / recipe.batch_size
+        assert choose_decay(recipe, images) * rate * steps == pytest.approx(1, rel=0.05)
+    assert choose_decay(replace(recipe, batch_size=640), 10_000) == decay  # fewer steps
+    assert choose_decay(replace(recipe, learning_rate=10 * rate), 300) == pytest.approx(decay / 10)  # the same per step
+
+    data = labelled(np.arange(12) % 3)
+    chosen, _ = choice.choose(TrainConfig(epochs=1.0, in_recipe=RecipeOptions(learning_rate=10 * rate)), data)
+    assert chosen.full_recipe.weight_decay == pytest.approx(decay / 10)
+    chosen, _ = choice.choose(TrainConfig(epochs=1.0, in_recipe=RecipeOptions(weight_decay=0.3)), data)
+    assert chosen.full_recipe.weight_decay == 0.3
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""The choice of model and augmentation if the user gives none, by the images and the number of epochs that fit."""
+"""The choice of model, augmentation and weight decay if the user gives none, by the images and the epochs that fit."""
 
 import json
 import time
@@ -17,7 +17,7 @@ from smallvit.runs.checks import check_fields
 from smallvit.runs.saved import Spec, abstract_model
 from smallvit.training.cluster import broadcast_choice
 from smallvit.training.config import DEFAULT_MINUTES, TrainConfig
-from smallvit.training.recipe import RECIPES
+from smallvit.training.recipe import RECIPES, Recipe
 from smallvit.training.resizing import FROM, mean_cost
 
 # From small to large, each with the minimum number of images that it sees in the time: epochs x images of the data set.
@@ -25,13 +25,14 @@ from smallvit.training.resizing import FROM, mean_cost
 # has one and a half times as many.
 MODELS = {"hybrid_vit_small": 0.0, "hybrid_vit_base": 200_000.0}
 FEW = 1000  # images in the data set: with fewer, the smallest model is the best one
-# Augmentation by the minimum number of epochs: the more often an image is seen, the stronger it must be.
-AUGMENTATION: dict[float, dict[str, Any]] = {
-    0.0: {},
-    15.0: dict(cutmix=0.3, mixup=0.2),
-    90.0: dict(cutmix=0.4, mixup=0.3, policy="randaugment", erasing=0.1),
-}
-MANY = 10_000  # images: with more, the last of these was too strong
+# Augmentation: the more often an image is seen, the stronger it must be.
+MIXED: dict[str, Any] = dict(cutmix=0.3, mixup=0.2)
+MIXED_FROM = 15.0  # epochs
+STRONG: dict[str, Any] = dict(cutmix=0.4, mixup=0.3, policy="randaugment", erasing=0.1)
+STRONG_FROM, STRONG_FROM_LARGE = 90.0, 50.0  # epochs; a larger model learns more from them
+MANY = 10_000  # images: with more, STRONG was too strong for the small model
+
+FORGETTING = 4.0  # epochs: weight decay is at most so strong that what was learned fades within this time
 
 PROGRESSIVE = 0.65  # fraction of the steps on smaller images, with these models
 
@@ -67,16 +68,20 @@ def choose(config: TrainConfig, data: Dataset) -> tuple[TrainConfig, str]:
     )
     if config.recipe_name != "default":
         return replace(config, model=model), f"{about}: {model}"
-    added = choose_augmentation(fitting, len(data.train))
+    added = choose_augmentation(model, fitting, len(data.train))
     if not data.photographic:
         added = {name: value for name, value in added.items() if name != "policy"}
     open_ones = {name: value for name, value in added.items() if getattr(config.in_recipe, name) is None}
     for name, other in (("mixup", "cutmix"), ("cutmix", "mixup")):
         if name in open_ones and other not in open_ones:  # each is a fraction of the batches: one takes what is left
             open_ones[name] = min(open_ones[name], 1 - getattr(config.in_recipe, other))
+    if config.in_recipe.weight_decay is None:
+        open_ones["weight_decay"] = choose_decay(config.full_recipe, len(data.train))
     config = replace(config, model=model, in_recipe=replace(config.in_recipe, progressive=progressive, **open_ones))
+    recipe = config.recipe_for(data)
     smaller = f"{progressive:.0%} of the steps on smaller images, " if progressive else ""
-    return config, f"{about}: {model}, {smaller}augmentation {config.recipe_for(data).augment.describe()}"
+    chosen = f"{smaller}weight decay {recipe.weight_decay:g}, augmentation {recipe.augment.describe()}"
+    return config, f"{about}: {model}, {chosen}"
 
 
 def epochs_of(config: TrainConfig) -> float | None:
@@ -90,9 +95,22 @@ def choose_model(epochs: Mapping[str, float], images: int) -> str:
     return enough[0] if images < FEW else enough[-1]
 
 
-def choose_augmentation(epochs: float, images: int) -> dict[str, Any]:
-    allowed = list(AUGMENTATION.items())[: -1 if images >= MANY else None]
-    return [added for fewest, added in allowed if epochs >= fewest][-1]
+def choose_augmentation(model: str, epochs: float, images: int) -> dict[str, Any]:
+    """Returns what is added to the recipe's augmentation; models that are not in MODELS are treated as small ones."""
+    large = model == [*MODELS][-1]
+    if (large and epochs >= STRONG_FROM_LARGE) or (images < MANY and epochs >= STRONG_FROM):
+        return STRONG
+    return MIXED if epochs >= MIXED_FROM else {}
+
+
+def choose_decay(recipe: Recipe, images: int) -> float:
+    """The weight decay of `default`, or less if there are many images.
+
+    A step subtracts weight decay x learning rate, 0.004 at most, so that a user's own rate does not change it.
+    """
+    default = RECIPES["default"]
+    per_step = min(default.weight_decay * default.learning_rate, recipe.batch_size / (FORGETTING * images))
+    return float(f"{per_step / recipe.learning_rate:.2g}")
 
 
 def choose_progressive(config: TrainConfig, data: Dataset) -> float:

@@ -22,6 +22,7 @@ SHORT = {  # aliases
 PLANNED = {  # chosen by the plan of a run, with the recipe `default`
     **dict.fromkeys(("policy", "mixup", "cutmix", "erasing"), "by the epochs that fit"),
     "progressive": "by model",
+    "weight_decay": "by the number of images",
 }
 
 
