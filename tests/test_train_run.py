@@ -2,6 +2,7 @@
 
 import csv
 import json
+import re
 import shutil
 import signal
 import socket
@@ -264,8 +265,9 @@ def test_many_devices_and_processes_train_the_same_model(
     ]
     printed = [process.communicate(timeout=300) for process in together]
     assert [process.returncode for process in together] == [0, 0], printed
-    # Only the first speaks; what connects them has a line for each device, which several threads may break up.
-    assert [line for line in printed[1][0].splitlines() if "[Gloo]" not in line and "peer ranks" not in line] == []
+    # Only the first speaks. What connects them has a line for each device, and their threads may mix the parts of it.
+    parts = r"\[Gloo\] Rank | is connected to | peer ranks\. |Expected number of connected peer ranks is : |\d+|\s"
+    assert re.sub(parts, "", printed[1][0]) == "", printed[1][0]
     np.testing.assert_allclose(losses(tmp_path / "two"), losses(reference), atol=2e-5)
 
     # What two processes wrote, one device goes on with: the last epoch anew.
