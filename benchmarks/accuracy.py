@@ -34,6 +34,7 @@ PEERS = (
     "resnet20x2",
     "resnet18",
     "resnet9",
+    "resnet9_half",
     "resnet9_narrow",
     "vit_pytorch_small_dataset",
     "vit_pytorch_cct_2",

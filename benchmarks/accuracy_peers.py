@@ -149,6 +149,7 @@ PEERS: dict[str, Peer] = {
     "resnet20x2": Peer(lambda s, k, c: ResNet(s, k, (32, 64, 128), 3, c), 3e-3),
     "resnet18": Peer(lambda s, k, c: ResNet(s, k, (64, 128, 256, 512), 2, c), 2e-3),
     "resnet9": Peer(lambda s, k, c: ResNet9(s, k, c), 2e-3),
+    "resnet9_half": Peer(lambda s, k, c: ResNet9(s, k, c, width=32), 3e-3),
     "resnet9_narrow": Peer(lambda s, k, c: ResNet9(s, k, c, width=16), 5e-3),
     "vit_pytorch_small_dataset": Peer(small_dataset_vit, 1e-3),
     "vit_pytorch_cct_2": Peer(cct, 2e-3),
