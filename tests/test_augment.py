@@ -4,6 +4,7 @@ import os
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -196,6 +197,34 @@ def test_flip_and_crop_by_hand(fill, mode, padding, down):
     assert chosen[0].mean() == pytest.approx(0.5, abs=0.1)
     for places, number in zip(chosen[1:], (2 * down + 1, 2 * across + 1), strict=True):
         np.testing.assert_allclose(np.bincount(places, minlength=number) / 256, 1 / number, atol=0.07)
+
+
+@pytest.mark.parametrize(
+    "spec, views",
+    [
+        (Augment(vertical_flip=True), [(0, False), (2, True)]),
+        (Augment(quarter_turns=True), [(turns, False) for turns in range(4)]),
+        (Augment(flip=True, vertical_flip=True, quarter_turns=True), [(turns, m) for turns in range(4) for m in (0, 1)]),
+    ],
+    ids=["vertical", "turns", "all"],
+)
+def test_images_without_an_upright_side(spec, views):
+    image = photograph()[:, :HEIGHT]
+    out = np.asarray(augment(KEY, np.broadcast_to(image, (512, *image.shape)), spec))
+    wanted = np.stack([np.rot90(image[:, ::-1] if mirrored else image, turns) for turns, mirrored in views])
+    same = (wanted[:, None] == out[None]).all((2, 3, 4))
+    np.testing.assert_array_equal(same.sum(0), 1)
+    np.testing.assert_allclose(same.mean(1), 1 / len(views), atol=0.07)
+
+
+def test_turns_change_no_other_draws_and_need_a_square():
+    image = photograph()[:, :HEIGHT]
+    batch, crop = np.broadcast_to(image, (16, *image.shape)), Augment(crop_padding=4)
+    plain, turned = (np.asarray(augment(KEY, batch, replace(crop, quarter_turns=turns))) for turns in (False, True))
+    upright = (turned == plain).all((1, 2, 3))
+    assert 0 < upright.sum() < 16
+    with pytest.raises(ValueError, match="images of 24 x 32 cannot make quarter turns"):
+        augment(KEY, np.broadcast_to(photograph(), (2, HEIGHT, WIDTH, 3)), Augment(quarter_turns=True))
 
 
 def test_resample_is_bilinear_and_mirrored():

@@ -109,6 +109,8 @@ def _augment_image(key: PRNGKeyArray, image: Num[Array, "H W c"], spec: Augment)
 
     if spec.flip:
         image = jnp.where(flip[0] < 0.5, image[:, ::-1], image)
+    if spec.vertical_flip or spec.quarter_turns:
+        image = _turned(image, jax.random.uniform(jax.random.fold_in(key, 1), (3,)), spec)
     if spec.crop_padding:
         image = _padded_crop(image, crop, spec.crop_padding, spec.fill)
     if spec.resized_crop or spec.rotation or spec.zoom:
@@ -121,6 +123,18 @@ def _augment_image(key: PRNGKeyArray, image: Num[Array, "H W c"], spec: Augment)
         image = blend(jnp.zeros_like(image), image, brightness)
         image = blend(jnp.full_like(image, mean_grey(image)), image, contrast)
         image = blend(grey(image), image, saturation)
+    return image
+
+
+def _turned(image: Num[Array, "H W c"], draws: Draws, spec: Augment) -> Num[Array, "H W c"]:
+    height, width, _ = image.shape
+    if spec.vertical_flip:
+        image = jnp.where(draws[0] < 0.5, image[::-1], image)
+    if spec.quarter_turns:
+        if height != width:
+            raise ValueError(f"images of {height} x {width} cannot make quarter turns: give one number to --image-size")
+        image = jnp.where(draws[1] < 0.5, image[::-1, ::-1], image)
+        image = jnp.where(draws[2] < 0.5, jnp.rot90(image), image)
     return image
 
 

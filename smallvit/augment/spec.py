@@ -17,6 +17,8 @@ class Augment:
     """
 
     flip: bool = False  # left to right, with probability 0.5
+    vertical_flip: bool = False  # top to bottom, with probability 0.5
+    quarter_turns: bool = False  # turns by 0, 90, 180 or 270 degrees, equally likely; for square images
     crop_padding: int | float = 0  # border in pixels, or below 1 as a fraction of the side; then a random crop
     resized_crop: tuple[float, float] | None = None  # range of the cropped area as a fraction; aspect ratio 3/4 to 4/3
     rotation: float = 0.0  # maximum, in full turns, in either direction

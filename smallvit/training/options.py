@@ -14,6 +14,7 @@ Tracked = Literal["tensorboard", "mlflow", "wandb"]
 SHORT = {  # aliases
     "lr": "learning_rate",
     "wd": "weight_decay",
+    "vflip": "vertical_flip",
     "scale": "resized_crop",
     "color_jitter": "colour",
     "reprob": "erasing",
@@ -77,6 +78,10 @@ class RecipeOptions:
     """Weight the classes so that each counts the same."""
     flip: Annotated[Switch, _of_recipe("flip", None)] = None
     """Random horizontal flips, except for `mnist` and `svhn`; turn them off if left and right matter."""
+    vertical_flip: Annotated[Switch, _of_recipe("vertical_flip", None)] = None
+    """Random vertical flips, for images without an upright side, such as those of a microscope or a satellite."""
+    quarter_turns: Annotated[Switch, _of_recipe("quarter_turns", None)] = None
+    """Random turns by 0, 90, 180 or 270 degrees, for the same images."""
     crop_padding: Annotated[float | None, _of_recipe("crop_padding", "FLOAT")] = None
     """Padding before a random crop, in pixels, or as a fraction of the side if below 1."""
     resized_crop: Annotated[tuple[float, float] | None, _of_recipe("resized_crop", "LOW HIGH")] = None
