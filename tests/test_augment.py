@@ -204,7 +204,10 @@ def test_flip_and_crop_by_hand(fill, mode, padding, down):
     [
         (Augment(vertical_flip=True), [(0, False), (2, True)]),
         (Augment(quarter_turns=True), [(turns, False) for turns in range(4)]),
-        (Augment(flip=True, vertical_flip=True, quarter_turns=True), [(turns, m) for turns in range(4) for m in (0, 1)]),
+        (
+            Augment(flip=True, vertical_flip=True, quarter_turns=True),
+            [(turns, m) for turns in range(4) for m in (0, 1)],
+        ),
     ],
     ids=["vertical", "turns", "all"],
 )

@@ -7,8 +7,8 @@ from contextlib import suppress
 
 from smallvit.common.files import trim, user_cache
 
-# XLA allocates new buffers in every step. With huge pages, few arenas and no memory returned in between, the system does
-# not map and clear the same pages in every step, which would take a quarter of its time. With a single arena, the
+# XLA allocates new buffers in every step. With huge pages, few arenas and no memory returned in between, the system
+# does not map and clear the same pages in every step, which would take a quarter of its time. With a single arena, the
 # threads that compile would wait for each other.
 _MALLOC = ("hugetlb=1", "arena_max=2", "mmap_max=0", f"trim_threshold={2**34}", f"top_pad={2**28}")
 

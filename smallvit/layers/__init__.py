@@ -16,7 +16,14 @@ from smallvit.layers.convolution import Conv, ConvNorm
 from smallvit.layers.patch import SPT, PatchEmbed, SPTPool, patch_embed
 from smallvit.layers.peg import PEG
 from smallvit.layers.pool import PatchMerger, Pool, check_pool, pool_tokens
-from smallvit.layers.position import ClassToken, PositionEmbed, is_table, resample_positions, resample_table
+from smallvit.layers.position import (
+    ClassToken,
+    PositionEmbed,
+    abstract_variables,
+    is_table,
+    resample_positions,
+    resample_table,
+)
 from smallvit.layers.window import RelativeBias, WindowAttention
 
 __all__ = [
@@ -46,6 +53,7 @@ __all__ = [
     "SPTPool",
     "Stage",
     "WindowAttention",
+    "abstract_variables",
     "check_pool",
     "first_tokens",
     "is_table",

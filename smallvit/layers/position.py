@@ -1,5 +1,8 @@
 """Learned positions, and their resampling to another image size."""
 
+from functools import lru_cache
+from typing import Any
+
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -45,7 +48,7 @@ def resample_positions(variables: dict, model: nn.Module, image: Array | jax.Sha
 
     model = ViT(image_size=64, ...); variables = resample_positions(variables_at_32, model, images_at_64)
     """
-    wanted = jax.eval_shape(model.init, jax.random.key(0), jax.ShapeDtypeStruct(image.shape, image.dtype))
+    wanted = abstract_variables(model, jax.ShapeDtypeStruct((1, *image.shape[1:]), image.dtype))
     shapes = {path: leaf.shape for path, leaf in by_path(wanted).items()}
     given = by_path(variables)
     if odd := sorted(shapes.keys() ^ given.keys()):
@@ -62,6 +65,12 @@ def resample_positions(variables: dict, model: nn.Module, image: Array | jax.Sha
         return resample_table(path, table, shapes[path])
 
     return nested({path: fit(path, table) for path, table in given.items()})
+
+
+@lru_cache(maxsize=8)
+def abstract_variables(model: nn.Module, image: jax.ShapeDtypeStruct) -> dict[str, Any]:
+    """The shapes of a model's variables; cached, since tracing a model takes a tenth of a second."""
+    return jax.eval_shape(model.init, jax.random.key(0), image)
 
 
 def is_table(path: str) -> bool:

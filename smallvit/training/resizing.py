@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from smallvit.layers import Classifier, resample_positions
+from smallvit.layers import Classifier, abstract_variables, resample_positions
 from smallvit.ops import pair
 
 FROM = 28  # pixels per side: smaller images are left as they are
@@ -44,7 +44,7 @@ def smaller(model: Classifier, size: tuple[int, int], channels: int, side: float
     try:
         if min(size) < FROM:
             raise ValueError(f"images of {size[0]} x {size[1]} pixels are small already")
-        variables = jax.eval_shape(model.init, jax.random.key(0), image(size))
+        variables = abstract_variables(model, image(size))
         jax.eval_shape(lambda variables: resample_positions(variables, small, image((height, width))), variables)
     except ValueError as error:
         raise ValueError(f"{error}; --progressive makes images smaller: leave it out") from None
