@@ -44,7 +44,7 @@ def smaller(model: Classifier, size: tuple[int, int], channels: int, side: float
     try:
         if min(size) < FROM:
             raise ValueError(f"images of {size[0]} x {size[1]} pixels are small already")
-        variables = abstract_variables(model, image(size))
+        variables = abstract_variables(model, image(size))  # type: ignore[arg-type], flax adds the hash
         jax.eval_shape(lambda variables: resample_positions(variables, small, image((height, width))), variables)
     except ValueError as error:
         raise ValueError(f"{error}; --progressive makes images smaller: leave it out") from None
