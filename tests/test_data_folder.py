@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -128,6 +129,67 @@ def test_sizes(tmp_path: Path, cache: Path):
     assert data.preprocess.size == (64, 64)
     assert "from 70 x 100 to 73 x 100 pixels" in data.notes[0]
     assert load_data(tmp_path, image_size=(20, 30), fit="pad", cache_dir=cache).train.images.shape[1:] == (20, 30, 3)
+
+
+def test_images_to_train_on_have_a_reserve(tmp_path: Path, cache: Path):
+    for i in range(30):
+        save(tmp_path / "data" / "ab"[i % 2] / f"{i}.png", i, size=(40, 70 + i))
+    folder = tmp_path / "data"
+    settings: dict[str, Any] = dict(image_size=(20, 30), cache_dir=cache)
+    plain, large = load_data(folder, **settings), load_data(folder, **{**settings, "image_size": (28, 42)})
+    blank, decode = scan_data(folder, **settings, reserve=1.4)
+    data = decode()
+    assert data.test is not None
+    assert plain.test is not None
+    assert plain.larger is None
+    assert plain.to_augment is plain.train.images
+    for a, b in ((data.train, plain.train), (data.val, plain.val), (data.test, plain.test)):
+        np.testing.assert_array_equal(a.images, b.images)
+    assert (data.preprocess, data.notes) == (plain.preprocess, plain.notes)
+    np.testing.assert_array_equal(data.to_augment, large.train.images)
+    assert blank.to_augment.shape == data.to_augment.shape
+    assert not blank.to_augment.any()
+
+    both = data.with_validation_in_training()
+    wanted = np.concatenate([large.train.images, large.val.images])
+    np.testing.assert_array_equal(both.to_augment, wanted)
+    assert len(both.train) == len(wanted)
+
+
+@pytest.mark.parametrize(
+    "fit, sides, reserve, larger",
+    [
+        ("crop", [(40, 90)] * 4, 2.0, (40, 40)),
+        ("crop", [(40, 90)] * 4, 1.5, (30, 30)),
+        ("crop", [(40, 90)] * 2 + [(20, 20)] * 2, 2.0, (40, 40)),
+        ("crop", [(40, 90)] + [(32, 26)] * 2 + [(20, 20)], 2.0, (26, 26)),
+        ("pad", [(40, 10)] * 4, 2.0, (40, 40)),
+        ("crop", [(40, 90)] * 4, 1.0, None),
+        ("crop", [(40, 90)] + [(20, 20)] * 3, 2.0, None),
+        ("crop", [(21, 21)] * 4, 2.0, None),
+    ],
+)
+def test_the_reserve_is_one_that_half_of_the_files_reach(
+    tmp_path: Path,
+    cache: Path,
+    fit: Literal["crop", "pad"],
+    sides: list[tuple[int, int]],
+    reserve: float,
+    larger: tuple[int, int] | None,
+):
+    for i, size in enumerate(sides):
+        save(tmp_path / "ab"[i % 2] / f"{i}.png", i, size=size)
+    blank, _ = scan_data(tmp_path, image_size=20, fit=fit, cache_dir=cache, reserve=reserve)
+    assert (None if blank.larger is None else blank.larger.shape[1:3]) == larger
+
+
+def test_grey_images_with_a_reserve_become_rgb(tmp_path: Path, cache: Path):
+    for i in range(4):
+        save(tmp_path / "ab"[i % 2] / f"{i}.png", i, size=(16, 16), channels=1)
+    data = scan_data(tmp_path, image_size=8, cache_dir=cache, reserve=2.0).decode()
+    assert data.to_augment.shape[1:] == (16, 16, 1)
+    coloured = data.normalised((0.5,) * 3, (0.2,) * 3).to_augment
+    np.testing.assert_array_equal(coloured, np.repeat(data.to_augment, 3, axis=3))
 
 
 def test_unreadable_files_are_skipped_and_named(tmp_path: Path, cache: Path, capfd: pytest.CaptureFixture[str]):

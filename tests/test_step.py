@@ -111,6 +111,9 @@ def test_programs_are_for_any_images_of_the_same_shape():
         states.append((state, trainer.evaluate(state, data.val).loss))
     assert trainer._steps[1.0]._cache_size() == trainer._predict._cache_size() == 1
     assert states[0][1] != states[1][1]
+    others = replace(blank, train=replace(blank.train, names=["other"] * 48))
+    assert trainer.takes(others)
+    assert not trainer.takes(replace(others, larger=np.zeros((96, 16, 16, 3), np.uint8)))
     fewer = labelled(np.arange(47) % 3)
     assert not trainer.takes(fewer)  # to evaluate; there are enough to train on
     assert trainer.takes(replace(fewer, val=blank.val))

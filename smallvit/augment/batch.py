@@ -26,11 +26,12 @@ def augment_batch(
     spec: Augment,
     normalise: Callable[[Array], Array | np.ndarray],
     own: Callable[[PRNGKeyArray, Array], Array] | None = None,
-) -> tuple[Images, Targets]:
+    size: tuple[int, int] | None = None,
+) -> tuple[Float[Array, "b h w c"], Targets]:
     """Applies `augment_images` or the user's `own` function, then `normalise`, `erase`, targets and `mix`."""
     pixels_key, erase_key, mix_key = jax.random.split(key, 3)
-    augmented = augment_images(pixels_key, images, spec) if own is None else own(pixels_key, images)
-    if augmented.shape != images.shape:
+    augmented = augment_images(pixels_key, images, spec, size) if own is None else own(pixels_key, images)
+    if own is not None and augmented.shape != images.shape:
         raise ValueError(f"your augment turns images of shape {images.shape} into {augmented.shape}: keep the shape")
     x = erase(erase_key, jnp.asarray(normalise(augmented)), spec)
     smoothing = spec.label_smoothing
@@ -39,13 +40,14 @@ def augment_batch(
 
 
 def augment_images(
-    key: PRNGKeyArray, images: UInt[Array, "b H W c"] | Images, spec: Augment
-) -> UInt[Array, "b H W c"] | Images:
-    """The part before normalisation; keeps the dtype of the images.
+    key: PRNGKeyArray, images: UInt[Array, "b H W c"] | Images, spec: Augment, size: tuple[int, int] | None = None
+) -> UInt[Array, "b h w c"] | Float[Array, "b h w c"]:
+    """The part before normalisation; keeps the dtype of the images. A resized crop has `size`, else that of the images.
 
     Policies and colour expect integer levels from 0 to 255, so they round a batch of floats.
     """
-    out = jax.vmap(partial(_augment_image, spec=spec))(_keys(key, len(images)), images)
+    height, width = size or images.shape[1:3]
+    out = jax.vmap(partial(_augment_image, spec=spec, size=(height, width)))(_keys(key, len(images)), images)
     return (out if jnp.issubdtype(images.dtype, jnp.floating) else jnp.round(out)).astype(images.dtype)
 
 
@@ -96,9 +98,10 @@ def mix(key: PRNGKeyArray, images: Images, targets: Targets, spec: Augment) -> t
     return jax.lax.cond(choice < spec.cutmix + spec.mixup, mixed, lambda: (images, targets))
 
 
-def _augment_image(key: PRNGKeyArray, image: Num[Array, "H W c"], spec: Augment) -> Num[Array, "H W c"]:
-    height, width, _ = image.shape
-    table = None if spec.policy == "none" else policy_table(spec.policy, spec.magnitude, height, width)
+def _augment_image(
+    key: PRNGKeyArray, image: Num[Array, "H W c"], spec: Augment, size: tuple[int, int]
+) -> Num[Array, "h w c"]:
+    table = None if spec.policy == "none" else policy_table(spec.policy, spec.magnitude, *size)
     rounds = spec.num_ops if spec.policy == "randaugment" else 1
     steps = 0 if table is None else rounds * table[0].shape[1]
     # One draw per image. Disabled operations have their numbers too, so enabling one does not change the others.
@@ -112,9 +115,10 @@ def _augment_image(key: PRNGKeyArray, image: Num[Array, "H W c"], spec: Augment)
     if spec.vertical_flip or spec.quarter_turns:
         image = _turned(image, jax.random.uniform(jax.random.fold_in(key, 1), (3,)), spec)
     if spec.crop_padding:
-        image = _padded_crop(image, crop, spec.crop_padding, spec.fill)
+        image = _padded_crop(image, crop, spec.crop_padding, spec.fill, size)
     if spec.resized_crop or spec.rotation or spec.zoom:
-        image = resample(image.astype(jnp.float32), _view(box, turn, spec, height, width))
+        height, width, _ = image.shape
+        image = resample(image.astype(jnp.float32), _view(box, turn, spec, height, width, size), size)
     if table is not None:
         image = _apply_policy(_whole_levels(image), policy, table, rounds, spec.fill)
     if spec.colour:
@@ -142,18 +146,26 @@ def _whole_levels(image: Num[Array, "H W c"]) -> Image:
     return (jnp.round(image) if jnp.issubdtype(image.dtype, jnp.floating) else image).astype(jnp.float32)
 
 
-def _padded_crop(image: Num[Array, "H W c"], draws: Draws, padding: int | float, fill: Fill) -> Num[Array, "H W c"]:
+def _padded_crop(
+    image: Num[Array, "H W c"], draws: Draws, padding: int | float, fill: Fill, size: tuple[int, int]
+) -> Num[Array, "H W c"]:
+    """The padding is a fraction of the side, or in pixels of an image of `size`."""
     height, width, channels = image.shape
-    pad_y, pad_x = (max(1, round(padding if padding >= 1 else padding * side)) for side in (height, width))
+    pad_y, pad_x = (
+        max(1, round(padding * side / result if padding >= 1 else padding * side))
+        for side, result in zip((height, width), size, strict=True)
+    )
     mode = "symmetric" if fill == "mirror" else "constant"
     padded = jnp.pad(image, ((pad_y, pad_y), (pad_x, pad_x), (0, 0)), mode)
     top, left = jnp.floor(draws * jnp.array([2 * pad_y + 1, 2 * pad_x + 1], jnp.float32)).astype(jnp.int32)
     return jax.lax.dynamic_slice(padded, (top, left, 0), (height, width, channels))
 
 
-def _view(box: Draws, turn: Draws, spec: Augment, height: int, width: int) -> Float[Array, "2 3"]:
+def _view(
+    box: Draws, turn: Draws, spec: Augment, height: int, width: int, result: tuple[int, int]
+) -> Float[Array, "2 3"]:
     """The affine map from pixels of the result to the image: zoom and rotation about the centre of the crop."""
-    size = jnp.array([width, height], jnp.float32)
+    size, out = jnp.array([width, height], jnp.float32), jnp.array(result[::-1], jnp.float32)
     sides, corner = size, jnp.zeros(2)
     if spec.resized_crop:
         low, high = spec.resized_crop
@@ -162,8 +174,8 @@ def _view(box: Draws, turn: Draws, spec: Augment, height: int, width: int) -> Fl
         corner = box[:2] * (size - sides)
     angle, zoom = 2 * jnp.pi * spec.rotation * (2 * turn[0] - 1), 1 + spec.zoom * (2 * turn[1:] - 1)
     cos, sin = jnp.cos(angle), jnp.sin(angle)
-    linear = (sides / size)[:, None] * jnp.array([[cos, -sin], [sin, cos]]) * zoom[None]
-    return jnp.column_stack([linear, corner + sides / 2 - (linear * size[None] / 2).sum(axis=1)])
+    linear = (sides / out)[:, None] * jnp.array([[cos, -sin], [sin, cos]]) * zoom[None]
+    return jnp.column_stack([linear, corner + sides / 2 - (linear * out[None] / 2).sum(axis=1)])
 
 
 def _rectangle(areas: Draws, aspects: Draws, height: int, width: int) -> Float[Array, "2"]:

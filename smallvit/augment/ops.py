@@ -85,10 +85,11 @@ def warp(image: Image, matrix: Float[Array, "2 3"], fill: Fill) -> Image:
     return pixels.at[index].get(mode="promise_in_bounds")
 
 
-def resample(image: Image, matrix: Float[Array, "2 3"]) -> Image:
-    """Bilinear interpolation, mirrored at the border; the matrix is on pixel centres, as in `warp`."""
+def resample(image: Image, matrix: Float[Array, "2 3"], size: tuple[int, int] | None = None) -> Float[Array, "h w c"]:
+    """Bilinear interpolation to `size`, mirrored at the border; the matrix is on pixel centres, as in `warp`."""
     height, width, _ = image.shape
-    rows, columns = jnp.mgrid[:height, :width].astype(jnp.float32) + 0.5
+    high, wide = size or (height, width)
+    rows, columns = jnp.mgrid[:high, :wide].astype(jnp.float32) + 0.5
     x, y = (to_x * columns + to_y * rows + start - 0.5 for to_x, to_y, start in matrix)
 
     left, top = jnp.floor(x), jnp.floor(y)
@@ -100,13 +101,13 @@ def resample(image: Image, matrix: Float[Array, "2 3"]) -> Image:
     return above * (1 - bottom) + below * bottom
 
 
-def mirrored(place: Int[Array, "H W"], size: int) -> Int[Array, "H W"]:
+def mirrored(place: Int[Array, "h w"], size: int) -> Int[Array, "h w"]:
     """The index of the pixel seen at `place` if the image is mirrored at its borders: 1 0 | 0 1 2 | 2 1."""
     i = place % (2 * size)
     return jnp.minimum(i, 2 * size - 1 - i)
 
 
-def _pixels(image: Image, y: Int[Array, "H W"], x: Int[Array, "H W"]) -> Image:
+def _pixels(image: Image, y: Int[Array, "h w"], x: Int[Array, "h w"]) -> Float[Array, "h w c"]:
     return image.at[y, x].get(mode="promise_in_bounds")
 
 

@@ -12,8 +12,8 @@ Fill = Literal["mirror", "black"]
 class Augment:
     """Augmentation settings, all off by default. Enabled ones are applied in the order of the fields.
 
-    Resized crop, rotation and zoom are one bilinear resampling, mirrored at the border. Images are normalised before
-    `erasing`.
+    Resized crop, rotation and zoom are one bilinear resampling, mirrored at the border. It may start from images larger
+    than the model's (`reserve`). Images are normalised before `erasing`.
     """
 
     flip: bool = False  # left to right, with probability 0.5
@@ -66,6 +66,14 @@ class Augment:
             )
         if not self.alpha > 0:
             raise ValueError(f"alpha={self.alpha} must be above 0; mixup=0 and cutmix=0 turn mixing off")
+
+    @property
+    def reserve(self) -> float:
+        """How many times as high and wide as the model's input images should be, so that no crop has fewer pixels.
+
+        At most 2: of larger images, bilinear interpolation would skip pixels.
+        """
+        return 1.0 if self.resized_crop is None else min(2.0, self.resized_crop[0] ** -0.5)
 
     def describe(self) -> str:
         """Names what is on, in the words of the command's options."""

@@ -116,6 +116,14 @@ class Dataset:
     policy: Policy = "imagenet"  # AutoAugment policy found on similar images
     mirrors: bool = True  # whether a mirrored image keeps its class; digits and signs do not
     given_test: Split | None = None  # the test split of the source, if `test` is a fold of the other images
+    # Images of train, then of val, which --all-images trains on, with a reserve for random resized crops; maybe
+    # memory-mapped.
+    larger: UInt[np.ndarray, "m h w c"] | None = None
+
+    @property
+    def to_augment(self) -> UInt[np.ndarray, "n h w c"]:
+        """The training images as augmentation takes them: larger than the model's if there is a reserve."""
+        return self.train.images if self.larger is None else self.larger[: len(self.train)]
 
     @property
     def photographic(self) -> bool:
@@ -150,14 +158,15 @@ class Dataset:
                 f"{'grey' if channels == 1 else 'coloured'}"
             )
         preprocess = replace(self.preprocess, channels=len(mean), mean=tuple(mean), std=tuple(std))
-        parts = {part: getattr(self, part) for part in ("train", "val", "test", "given_test")}
+        parts, larger = {part: getattr(self, part) for part in ("train", "val", "test", "given_test")}, self.larger
         if len(mean) != channels:
-            # A view, since the images may be memory-mapped.
-            parts = {
-                part: split and replace(split, images=np.broadcast_to(split.images, (*split.images.shape[:3], 3)))
-                for part, split in parts.items()
-            }
-        return replace(self, preprocess=preprocess, **parts)
+            parts = {part: split and replace(split, images=_coloured(split.images)) for part, split in parts.items()}
+            larger = None if larger is None else _coloured(larger)
+        return replace(self, preprocess=preprocess, larger=larger, **parts)
+
+
+def _coloured(images: UInt[np.ndarray, "n H W 1"]) -> UInt[np.ndarray, "n H W 3"]:
+    return np.broadcast_to(images, (*images.shape[:3], 3))  # a view, since the images may be memory-mapped
 
 
 class Scanned(NamedTuple):

@@ -6,7 +6,7 @@ import io
 import os
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -23,6 +23,7 @@ from smallvit.data.progress import in_threads
 from smallvit.data.splits import GIVEN_TEST, Fold, Groups, choose_size, mean_and_std, split_rest
 
 WAITS = (0.2, 1.0)  # seconds before each retry of a failed read
+LEAST_RESERVE = 1.1  # a smaller one is not worth another decoding
 SETTLED = 10 * 10**9  # nanoseconds: the times of a file that changed more recently may not show the next change
 
 
@@ -56,6 +57,7 @@ def scan_folder(
     labels: Path | None = None,
     group: str | None = None,
     fold: Fold | None = None,
+    reserve: float = 1.0,
 ) -> Scanned:
     classes, files, grouped_by, notes = list_images(folder, labels, group)
     numbers = {name: number for number, name in enumerate(classes)}
@@ -67,15 +69,27 @@ def scan_folder(
         _check(folder, classes, readable, unreadable)
         channels, depth, kind = _kind(folder, readable)
         size = image_size or choose_size((f.size for f in readable), np.array([min(f.size) for f in readable]))
+        large = _larger(size, reserve, fit, (f.size for f in readable))
         parts, how = _split(readable, classes, seed, grouped_by, fold)
         rows = [entry for part in parts.values() for entry in part]
-        shape, dtype = (len(rows), *size, channels), np.uint8 if depth == 8 else np.uint16
-        images = np.broadcast_to(dtype(0), shape) if blank else _decoded(rows, size, channels, depth, fit, cache_dir)
+
+        def pixels(entries: list[Readable], size: tuple[int, int]) -> UInt[np.ndarray, "n H W c"] | dict[int, str]:
+            if blank:
+                return np.broadcast_to((np.uint8 if depth == 8 else np.uint16)(0), (len(entries), *size, channels))
+            return _decoded(entries, size, channels, depth, fit, cache_dir)
+
+        def without(broken: dict[int, str]) -> Dataset:
+            """Splits again without files whose header is valid, but the rest is broken."""
+            paths = {rows[row].path for row in broken}
+            sound = [entry for entry in readable if entry.path not in paths]
+            return load(sound, [*unreadable, *broken.values()], blank=False)
+
+        images = pixels(rows, size)
         if isinstance(images, dict):
-            # The header is valid, but the rest is broken. Split again without it.
-            broken = {rows[row].path for row in images}
-            sound = [entry for entry in readable if entry.path not in broken]
-            return load(sound, [*unreadable, *images.values()], blank=False)
+            return without(images)
+        larger = None if large == size else pixels(rows[: len(parts["train"]) + len(parts["val"])], large)
+        if isinstance(larger, dict):
+            return without(larger)
 
         splits, start = {}, 0
         for part, entries in parts.items():
@@ -106,6 +120,7 @@ def scan_folder(
             Preprocess(size, channels, fit, mean, std, depth),
             tuple(lines),
             given_test=splits.get(GIVEN_TEST),
+            larger=larger,
         )
 
     readable = [entry for entry in scanned if isinstance(entry, Readable)]
@@ -220,6 +235,14 @@ def _decoded(
         if error.filename is None:
             raise
         raise ValueError(f"cannot read {error.filename}: {error.strerror}") from None
+
+
+def _larger(size: tuple[int, int], reserve: float, fit: Fit, files: Iterable[tuple[int, int]]) -> tuple[int, int]:
+    """The size with the reserve, or with the largest one that at least half of the files reach."""
+    height, width = size
+    reached = [(min if fit == "crop" else max)(high / height, wide / width) for high, wide in files]
+    reserve = min(reserve, float(np.quantile(reached, 0.5, method="higher")))
+    return size if reserve < LEAST_RESERVE else (round(height * reserve), round(width * reserve))
 
 
 def _kind(folder: Path, readable: Sequence[Readable]) -> tuple[int, int, list[str]]:

@@ -69,10 +69,12 @@ def scan_data(
     labels: str | Path | None = None,
     group: str | None = None,
     fold: Fold | None = None,
+    reserve: float = 1.0,
 ) -> Scanned:
     """Does the first half of `load_data`: lists the files and reads their headers; `decode` does the second half.
 
-    Sources other than a folder are loaded at once.
+    Sources other than a folder are loaded at once. Of a folder whose files are large enough, the images to train on are
+    also decoded `reserve` times as high and wide, for random resized crops.
     """
     size = (image_size, image_size) if isinstance(image_size, int) else image_size
     if size is not None and min(size) < 1:
@@ -89,7 +91,15 @@ def scan_data(
     if kind == "folder":
         table = None if labels is None else Path(labels).expanduser()
         return scan_folder(
-            path, image_size=size, fit=fit, seed=seed, cache_dir=cache, labels=table, group=group, fold=fold
+            path,
+            image_size=size,
+            fit=fit,
+            seed=seed,
+            cache_dir=cache,
+            labels=table,
+            group=group,
+            fold=fold,
+            reserve=reserve,
         )
     match kind, path:
         case "embedded", _:

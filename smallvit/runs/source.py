@@ -100,7 +100,10 @@ def _changed(run: str | Path, data: Dataset) -> list[str]:
 
 
 def data_digest(data: Dataset) -> str:
-    """Returns a hash of everything a run uses of its data: images, labels, class names and preprocessing."""
+    """Returns a hash of everything a run uses of its data: images, labels, class names and preprocessing.
+
+    Larger images for random resized crops are of the same files.
+    """
     digest = hashlib.sha256(json.dumps([data.classes, data.preprocess.to_json()]).encode())
     for part, split in (("train", data.train), ("val", data.val), ("test", data.test)):
         if split is None:

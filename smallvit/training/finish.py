@@ -112,8 +112,8 @@ def pictures(
     draw = np.random.default_rng(config.seed)
     plots.save(plots.curves(rows, kept), folder / "curves.png")
 
-    before = data.train.images[np.sort(draw.choice(len(data.train), min(SHOWN, len(data.train)), replace=False))]
-    augment = own or partial(augment_images, spec=config.recipe_for(data).augment)
+    before = data.to_augment[np.sort(draw.choice(len(data.train), min(SHOWN, len(data.train)), replace=False))]
+    augment = own or partial(augment_images, spec=config.recipe_for(data).augment, size=data.preprocess.size)
     after = jax.jit(augment)(jax.random.key(config.seed), jnp.asarray(before))
     plots.save(plots.augmented(before, np.asarray(after).astype(before.dtype)), folder / "augmented.png")
 

@@ -66,6 +66,7 @@ def prepare(config: TrainConfig, own: Own, report: Reporter, *, new: bool) -> Pr
 
 
 def scan(config: TrainConfig) -> Scanned:
+    own = any(name.startswith("augment=") for name in config.own)  # it replaces the crops
     blank, decode = scan_data(
         config.data,
         image_size=config.image_size,
@@ -76,6 +77,7 @@ def scan(config: TrainConfig) -> Scanned:
         labels=config.labels,
         group=config.group,
         fold=(config.fold, config.folds) if config.fold and config.folds else None,
+        reserve=1.0 if own else config.full_recipe.augment.reserve,
     )
     return Scanned(_as_asked(config, blank), lambda: _as_asked(config, decode()))
 
@@ -123,6 +125,9 @@ def _trainer(config: TrainConfig, data: Dataset, spec: Spec, own: Own, report: R
     recipe, mesh = config.recipe_for(data), make_mesh(config.machine.mesh)
     if not data.mirrors and not recipe.augment.flip:
         report(f"images are not flipped: left and right matter in {data.name} (--flip enables it)")
+    if data.larger is not None:
+        high, wide = data.larger.shape[1:3]
+        report(f"training images are kept at {high} x {wide} for random resized crops")
     parts = mesh.size * config.machine.accumulate * recipe.repeats
     batch_size = recipe.batch_size
     if batch_size > len(data.train):

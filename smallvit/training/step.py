@@ -160,6 +160,7 @@ def make_step(
             recipe.augment,
             lambda images: preprocess.normalise(images, normalisation),
             own.augment,
+            preprocess.size,
         )
         if small is not None:
             images = shrink(images, small)

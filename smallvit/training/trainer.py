@@ -99,9 +99,8 @@ class Trainer:
         def batch(rows: int, *shape: int, dtype: Any) -> jax.ShapeDtypeStruct:
             return jax.ShapeDtypeStruct((rows, *shape), dtype, sharding=over_images(self.mesh))
 
-        images, evaluated = (
-            batch(rows, *size, channels, dtype=dtype) for rows in (self.batch_size, self.eval_batch_size)
-        )
+        images = batch(self.batch_size, *self.data.to_augment.shape[1:], dtype=dtype)
+        evaluated = batch(self.eval_batch_size, *size, channels, dtype=dtype)
         labels = batch(self.batch_size, dtype=jnp.int32)
         normalisation = self.data.preprocess.normalisation
         pool = ThreadPoolExecutor(len(self._steps) + 2)  # XLA releases the GIL, tracing and lowering do not
@@ -126,9 +125,11 @@ class Trainer:
         return wait
 
     def takes(self, data: Dataset) -> bool:
-        """Whether the programs also fit this data: they depend on batch sizes and class weights."""
+        """Whether the programs also fit this data: they depend on image and batch sizes and class weights."""
         if data.names == self.data.names:
             return True
+        if data.to_augment.shape[1:] != self.data.to_augment.shape[1:]:
+            return False
         whole = self.recipe.batch_size == self.batch_size <= len(data.train)
         return whole and self.eval_batch_size == _eval_batch_size(data, self.mesh) and not self.recipe.balance
 
@@ -145,9 +146,9 @@ class Trainer:
 
         The images have this `side`, relative to whole ones (progressive resizing).
         """
-        train = self.data.train
+        train, pixels = self.data.train, self.data.to_augment
         rows = batch_indices(self.seed, step, self.batch_size, len(train), self.recipe.repeats)
-        images = spread(self.mesh, self.batch_size, lambda part: train.images[rows[part]])
+        images = spread(self.mesh, self.batch_size, lambda part: pixels[rows[part]])
         labels = spread(self.mesh, self.batch_size, lambda part: train.labels[rows[part]])
         return self._steps[side](state, images, labels, self._key, pace, self.data.preprocess.normalisation)
 
