@@ -20,9 +20,8 @@ def test_the_papers_recipe():
     rates = [paper.learning_rate * rate_at(paper, progress) for progress in (0.0, 0.1, 1.0)]
     np.testing.assert_allclose(rates, [1e-6, 3e-3, 1e-6], rtol=1e-3)
     assert (paper.passes, paper.epochs, paper.batch_size, paper.weight_decay) == (3, 100, 128, 0.05)
-    assert paper.augment == Augment(
-        True, 4, policy="imagenet", erasing=0.25, mixup=0.25, cutmix=0.25, label_smoothing=0.1, fill="black"
-    )
+    mixing = dict(mixup=0.25, cutmix=0.25, label_smoothing=0.1)
+    assert paper.augment == Augment(flip=True, crop_padding=4, policy="imagenet", erasing=0.25, fill="black", **mixing)
 
 
 def test_the_papers_recipe_has_the_policy_of_the_data():
