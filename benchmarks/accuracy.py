@@ -221,15 +221,15 @@ def plot(folder: str, minutes: float) -> None:
 def plot_minutes(folders: list[str]) -> None:
     """docs/images/accuracy-minutes.png: accuracy against core-minutes.
 
-    Ours, the peer that is best in the smallest budget, and every peer that has two budgets.
+    Ours, the best peer in each budget, and every peer that has two budgets.
     """
     from matplotlib.figure import Figure
 
     def chosen(models: dict[str, dict[float, float]]) -> dict[str, dict[float, float]]:
         peers = {name: points for name, points in models.items() if name in PEERS}
-        smallest = min(min(points) for points in peers.values())
-        best = max(peers, key=lambda name: peers[name].get(smallest, 0.0))
-        shown = {name: points for name, points in peers.items() if name == best or len(points) > 1}
+        budgets = {minutes for points in peers.values() for minutes in points}
+        best = {max(peers, key=lambda name: peers[name].get(minutes, 0.0)) for minutes in budgets}
+        shown = {name: points for name, points in peers.items() if name in best or len(points) > 1}
         return {**shown, "ours": models["ours"]}
 
     shown = {folder: chosen(curves(folder)) for folder in folders}
