@@ -52,7 +52,10 @@ class Augment:
             if not 0 <= value < 1:
                 raise ValueError(f"{name}={value} must be at least 0 and below 1; 0 turns it off")
         if self.resized_crop is not None and not 0 < self.resized_crop[0] <= self.resized_crop[1] <= 1:
-            raise ValueError(f"resized_crop={self.resized_crop} must be two fractions of the area, such as (0.5, 1.0)")
+            raise ValueError(
+                f"resized_crop={self.resized_crop} must be two fractions of the area, above 0 and the smaller one "
+                "first, such as (0.5, 1.0)"
+            )
         if self.policy not in get_args(Policy):
             raise ValueError(f"policy={self.policy!r} is unknown: choose one of {', '.join(get_args(Policy))}")
         if self.fill not in get_args(Fill):
