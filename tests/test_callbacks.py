@@ -32,11 +32,12 @@ def quick(monkeypatch: pytest.MonkeyPatch, as_optax_needs: None):
 
 
 def rows(*scores: float) -> list[dict[str, Any]]:
-    return [{"step": i, "val_top1": score} for i, score in enumerate(scores)]
+    """Evaluations of 400 images, where twice the standard error at 50 % is 5 points."""
+    return [{"step": i, "val_top1": score, "val_error": 2.5} for i, score in enumerate(scores)]
 
 
 def test_patience_waits_for_a_gain_beyond_chance():
-    patience = Patience(3, images=400)  # twice the standard error at 50 % is 5 points
+    patience = Patience(3)
     assert patience.waited(rows(50)) == 0
     assert patience.waited(rows(50, 54, 52, 40)) == 3
     assert patience.waited(rows(50, 54, 56)) == 0  # small steps add up
@@ -45,6 +46,7 @@ def test_patience_waits_for_a_gain_beyond_chance():
     assert patience.evaluation(rows(50, 54, 52, 40))
     balanced = [{**row, "val_mean_recall": recall} for row, recall in zip(rows(50, 50), (30, 60), strict=True)]
     assert patience.waited(balanced) == 0
+    assert patience.waited([{**row, "val_error": 20.0} for row in balanced]) == 1
 
 
 @dataclass

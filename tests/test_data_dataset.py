@@ -1,6 +1,7 @@
 """The parts of a data set, its automatic splits, and the data set in the package."""
 
 import json
+from dataclasses import replace
 from importlib.resources import files
 
 import jax
@@ -112,3 +113,18 @@ def test_embedded_set_at_another_size_and_seed():
     assert data.train.images.shape == (9000, 16, 20, 1)
     assert data.preprocess.size == (16, 20)
     assert other.val.names != data.val.names
+
+
+@pytest.mark.parametrize(
+    ("classes", "why"),
+    [
+        ("0123456789", "the classes look like digits or letters"),
+        (("turn left", "turn right", "stop"), "some classes differ in left and right"),
+        (("Left_hand", "Right_hand"), "some classes differ in left and right"),
+        ("abc", ""),
+        (("left over", "cleft", "bright"), ""),
+        (("cat", "dog"), ""),
+    ],
+)
+def test_classes_that_may_depend_on_left_and_right(classes, why):
+    assert replace(load_data(), classes=tuple(classes)).sided == why

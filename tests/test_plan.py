@@ -1,19 +1,27 @@
 """The plan of a run: rates, decisions, evaluations, and the choice of the model."""
 
 import json
+import threading
+from contextlib import nullcontext
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from smallvit import kernels as native
-from smallvit.training import RECIPES, Recipe, TrainConfig, choice
+from smallvit.training import RECIPES, Recipe, TrainConfig, choice, loop
+from smallvit.training.callbacks import Callbacks
 from smallvit.training.choice import choose_augmentation, choose_decay, choose_model
-from smallvit.training.loop import Training
+from smallvit.training.loop import History, Training, is_kept
+from smallvit.training.mesh import make_mesh
 from smallvit.training.options import RecipeOptions
-from smallvit.training.plan import ENDING, MOMENTS, Plan, ending, rate_at
+from smallvit.training.plan import ENDING, MOMENTS, Plan, ending, make_plan, rate_at
 from smallvit.training.progress import Bar, Reporter
+from smallvit.training.resizing import mean_cost, phases
+from smallvit.training.step import Metrics, State
 from smallvit.training.trainer import Trainer
 from tests.small import labelled, plan
 
@@ -74,14 +82,109 @@ def test_few_validation_images_do_not_end_a_run_early(tmp_path, monkeypatch):
     assert ending(trainer, 1.0) == ENDING + 4
 
     training = object.__new__(Training)
-    training.folder, training.trainer, training.plan = tmp_path, trainer, plan(1000, seconds=100.0 + ENDING + 4)
+    training.folder, training.trainer, training.plan = tmp_path, trainer, plan(1000, seconds=100.0 + ENDING + 4 + 5 * 1)
     monkeypatch.setattr(training, "clock", lambda: 20.0)
-    training.evaluating, training.settling = 1.0, 10.0
-    training._decide(100, (0, 0.0))
-    assert training.plan.decisions == ((0, 1000), (100, 900))  # 80 seconds left, 10 for 100 steps
+    training.evaluating = 1.0
+    history = History(training=10.0)  # the other ten seconds were reading, compiling and preparing evaluations
+    training._decide(100, history)
+    assert training.plan.decisions == ((0, 1000), (100, 900))  # 80 seconds and 5 evaluations left, 10 for 100 steps
+    assert history.decided == (100, 10.0)
     monkeypatch.setattr(training, "clock", lambda: 40.0)
-    training._decide(200, (100, 20.0))
-    assert training.plan.steps == 500  # 60 seconds left, 20 for 100 steps
+    history.training = 30.0
+    training._decide(200, history)
+    assert training.plan.steps == 200 + 305  # 61 seconds and 4 evaluations left, 20 for 100 steps
+
+
+SPEEDS = {  # how many times as long a step takes, from which share of the time on
+    "constant": {0.0: 1.0},
+    "a neighbour comes": {0.0: 1.0, 0.35: 2.0},
+    "a neighbour comes and goes": {0.0: 1.0, 0.2: 2.0, 0.6: 1.0},
+    "a neighbour goes": {0.0: 2.0, 0.55: 1.0},
+    "a neighbour comes at the end": {0.0: 1.0, 0.93: 2.0},
+    "a slower machine than measured": {0.0: 3.0},
+}
+
+
+@pytest.mark.parametrize("evaluations", [2.0, 20.0])
+@pytest.mark.parametrize("progressive", [0.0, 0.65])
+@pytest.mark.parametrize("speeds", SPEEDS.values(), ids=SPEEDS.keys())
+def test_a_run_takes_its_time_and_no_more(tmp_path, monkeypatch, speeds, progressive, evaluations):
+    """The loop itself, with a clock that only the work moves on: 0.2 seconds for a step, 9 for all evaluations."""
+    minutes, evaluating, clock = 6.0, 9.0 / evaluations, SimpleNamespace(now=0.0)
+
+    def work(seconds: float) -> None:
+        clock.now += seconds * next(
+            slow for since, slow in reversed(speeds.items()) if clock.now >= since * 60 * minutes
+        )
+
+    class Timeless(Training):
+        def __init__(self):
+            self.config, self.folder, self.callbacks = TrainConfig(minutes=minutes), tmp_path, Callbacks([])
+            self.trainer, self.plan, self.report = trainer, first, Reporter()
+            self.started, self.evaluating = 0.0, evaluating
+
+        def _evaluate(self, state, history, pace):
+            work(evaluating)
+            self.evaluating = evaluating
+            history.rows.append({})
+            history.loss, history.correct, history.steps = 0.0, 0, 0
+            return {}
+
+        def _save(self, state, history):
+            pass
+
+    metrics = Metrics(jnp.float32(1), jnp.int32(1))
+
+    class Timed(Trainer):
+        def __init__(self):
+            self.data, self.eval_batch_size, self.mesh = labelled(np.arange(750) % 3), 256, make_mesh(None)
+            self.recipe = replace(RECIPES["default"], progressive=progressive)
+
+        def step(self, state, step, pace, side=1.0):
+            work(0.2 * next(phase.cost for phase in phases(progressive) if phase.side == side))
+            return state, metrics
+
+    trainer = Timed()
+    last = ending(trainer, evaluating)
+    fitting = (60 * minutes - last - evaluations * evaluating) / (0.2 * mean_cost(progressive))
+    first = plan(
+        round(fitting),
+        seconds=60 * minutes,
+        evaluations=evaluations,
+        progressive=progressive,
+        evaluating=evaluating,
+    )
+    monkeypatch.setattr(loop, "time", SimpleNamespace(monotonic=lambda: clock.now))
+    monkeypatch.setattr(loop, "Bar", lambda *_: nullcontext(SimpleNamespace(show=lambda *_: None, line=lambda _: None)))
+    training = Timeless()
+    history = History()
+    training.run(State(jnp.int32(0), {}, {}, {}, {}), history, threading.Event())
+    assert history.step == training.plan.steps
+    assert 0.95 <= (clock.now + last) / (60 * minutes) <= 1.03
+
+
+def test_evaluations_take_a_small_share_of_the_given_epochs(monkeypatch):
+    """Few validation images are scored every epoch, many less often; never fewer than six times in six epochs."""
+
+    def evaluations(epochs: float, validation: int) -> float:
+        train = labelled(np.arange(900) % 3)
+        data = replace(train, val=labelled(np.arange(validation) % 3).val)
+        trainer = object.__new__(Trainer)
+        trainer.data, trainer.recipe, trainer.batch_size = data, RECIPES["paper"], 10
+        return make_plan(TrainConfig(epochs=epochs), trainer, 0.0).evaluations
+
+    assert evaluations(40.0, 90) == 40
+    assert evaluations(40.0, 900) == pytest.approx(0.03 * 3 * 3 * 40)
+    assert [evaluations(epochs, 900) for epochs in (0.5, 3.0, 8.0)] == [1, 3, 6]
+    assert evaluations(1000.0, 90) == 100
+
+
+def test_the_last_weights_are_kept_unless_they_are_worse_beyond_chance():
+    assert is_kept(60.0, 3.0, None, last=False)
+    assert is_kept(60.0, 3.0, 60.0, last=False)
+    assert not is_kept(59.0, 3.0, 60.0, last=False)
+    assert is_kept(55.0, 3.0, 60.0, last=True)
+    assert not is_kept(53.0, 3.0, 60.0, last=True)
 
 
 def test_evaluations_are_spread_evenly_and_the_last_step_is_one():

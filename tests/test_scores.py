@@ -23,6 +23,16 @@ def test_scores():
     np.testing.assert_allclose(scores.probabilities, np.exp(LOGITS), rtol=1e-6)
 
 
+def test_the_error_of_the_mean_recall_is_that_of_the_rare_class():
+    labels = np.array([0] * 400 + [1] * 4)
+    logits = np.zeros((404, 2), np.float32)
+    logits[np.arange(404), np.where(np.arange(404) % 2, 1 - labels, labels)] = 1  # every other one is right
+    scores = score(logits, labels)
+    assert scores.mean_recall == 50
+    assert scores.error == pytest.approx(50 / 404**0.5, rel=1e-3)
+    assert scores.recall_error == pytest.approx((50**2 / 400 + 50**2 / 4) ** 0.5 / 2, rel=1e-3)
+
+
 def test_a_class_without_images_has_no_recall():
     scores = score(LOGITS[:1], LABELS[:1])
     assert {row["class"]: row["recall"] for row in per_class(scores.confusion, "abc")} == {"a": 1, "b": None, "c": None}

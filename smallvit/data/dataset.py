@@ -1,5 +1,6 @@
 """The common form of every source: images, labels and class names in three splits, and the preprocessing."""
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Literal, NamedTuple, get_args
@@ -104,6 +105,11 @@ def _is_list(values: Any, kind: Any, number: int) -> bool:
     return right and all(isinstance(value, kind) and not isinstance(value, bool) for value in values)
 
 
+FEWEST_SIGNS = (
+    5  # classes whose names are single characters: with fewer, they are rather numbers or letters for classes
+)
+
+
 @dataclass(frozen=True)
 class Dataset:
     name: str
@@ -128,6 +134,19 @@ class Dataset:
     @property
     def photographic(self) -> bool:
         return self.preprocess.photographic
+
+    @property
+    def sided(self) -> str:
+        """Why left and right may matter, judged by the names of the classes; empty if nothing says so."""
+        names = [name.casefold() for name in self.classes]
+        if len(names) >= FEWEST_SIGNS and all(len(name) == 1 for name in names):
+            return "the classes look like digits or letters"
+        swapped = {"left": "right", "right": "left"}
+        for name in names:
+            words = re.split("(left|right)", name)
+            if len(words) > 1 and "".join(swapped.get(word, word) for word in words) in names:
+                return "some classes differ in left and right"
+        return ""
 
     @property
     def names(self) -> list[Sequence[str]]:

@@ -50,6 +50,14 @@ class Scores:
         images = self.confusion.sum(axis=1)
         return 100 * float((np.diagonal(self.confusion)[images > 0] / images[images > 0]).mean())
 
+    @property
+    def recall_error(self) -> float:
+        """The standard error of mean_recall, in percent: much larger than that of top1 if a class has few images."""
+        images = self.confusion.sum(axis=1)
+        right, images = np.diagonal(self.confusion)[images > 0], images[images > 0]
+        shares = (right + 1) / (images + 2)
+        return 100 * float(np.sqrt((shares * (1 - shares) / images).sum())) / len(images)
+
 
 def wilson(right: int, number: int) -> tuple[float, float]:
     """The 95 % Wilson interval of a proportion, which is also valid for few images and near 0 and 1."""

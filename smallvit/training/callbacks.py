@@ -72,12 +72,12 @@ class Callbacks:
 class Patience(Callback):
     """Ends a run after a number of evaluations in a row without a gain beyond chance.
 
-    A gain counts if it exceeds twice the standard error of the validation accuracy. It depends only on the rows, so a
-    resumed run ends at the same step.
+    A gain counts if it exceeds twice the standard error of the score. It depends only on the rows, so a resumed run
+    ends at the same step.
     """
 
-    def __init__(self, evaluations: int, images: int) -> None:
-        self.evaluations, self.images = evaluations, images  # images: of the validation split
+    def __init__(self, evaluations: int) -> None:
+        self.evaluations = evaluations
 
     def evaluation(self, rows: Sequence[Row]) -> bool:
         return self.waited(rows) >= self.evaluations
@@ -87,8 +87,7 @@ class Patience(Callback):
         best, waited = -math.inf, 0
         for row in rows:
             score = row.get("val_mean_recall", row["val_top1"])
-            share = (score / 100 * self.images + 1) / (self.images + 2)  # never 0 or 1
-            if score > best + 2 * 100 * math.sqrt(share * (1 - share) / self.images):
+            if score > best + 2 * row["val_error"]:
                 best, waited = score, 0
             else:
                 waited += 1

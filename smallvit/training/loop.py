@@ -47,7 +47,8 @@ class History:
 
     step: int = 0
     seconds: float = 0.0  # since the run started, without pauses between a stop and a resume
-    training: float = 0.0  # seconds of training steps
+    training: float = 0.0  # seconds of the loop without evaluations
+    decided: tuple[int, float] = (0, 0.0)  # step and `training` of the last decision
     rows: list[dict[str, Any]] = field(default_factory=list)  # of metrics.csv
     best: float | None = None  # validation accuracy, or mean recall with --balance
     kept: int = 0  # the row whose weights were saved as the model
@@ -97,6 +98,8 @@ def train(
         report(f"run folder {folder}")
         store_plan(folder, plan)
         report(f"{plan.steps:,} steps, which are {plan.epochs:.1f} epochs")
+        if plan.seconds is not None and plan.epochs < 1:
+            report(f"warning: this time is too short to see every image once: give more than {plan.seconds / 60:g} min")
         checkpoints = Checkpoints(folder / CHECKPOINTS)
         found = checkpoints.restore(trainer.abstract_state, report, from_scratch=from_scratch)
         if found is None:
@@ -106,10 +109,19 @@ def train(
         else:
             state, history = found[0], History(**found[1])
             report(f"resuming at step {history.step:,} of {plan.steps:,}")
-        patience = [] if config.patience is None else [Patience(config.patience, len(data.val))]
+        patience = [] if config.patience is None else [Patience(config.patience)]
         listeners = Callbacks([*watching, *patience] if jax.process_index() == 0 else [])
         training = Training(
-            config, folder, trainer, spec, plan, checkpoints, report, listeners, started - history.seconds
+            config,
+            folder,
+            trainer,
+            spec,
+            plan,
+            checkpoints,
+            report,
+            listeners,
+            started - history.seconds,
+            plan.evaluating,
         )
         result: dict[str, Any] | None = None
         listeners.begin(Run(folder, spec.name, data.name, config.to_json(), plan.steps, history.step, report))
@@ -138,8 +150,7 @@ class Training:
     report: Reporter
     callbacks: Callbacks
     started: float
-    evaluating: float = 0.0  # seconds of the last evaluation
-    settling: float = 0.0  # seconds of its preparation since the last decision, which only young runs need
+    evaluating: float  # seconds of the last evaluation
 
     def clock(self) -> float:
         """Seconds since the run started."""
@@ -150,7 +161,6 @@ class Training:
         votes = Votes(self.trainer.mesh)
         before: Metrics | None = None
         step, saved, begun = history.step, time.monotonic(), time.monotonic()
-        since = (step, self.clock())
         with Bar(self.report, self.plan) as bar:
             while step < (until or self.plan.steps) and not history.stopped:
                 pace = self.plan.pace(self.trainer.recipe, step)
@@ -172,6 +182,7 @@ class Training:
                 with self._writing():
                     if evaluates:
                         bar.line(self._evaluate(state, history, pace))
+                begun = time.monotonic()
                 if evaluates and step < self.plan.steps:
                     history.stopped = self._asked_to_stop(history, pace)
                     saves = saves or history.stopped
@@ -179,7 +190,7 @@ class Training:
                     self.callbacks.evaluation(history.rows)
                 with self._writing():
                     if self.plan.decides(step) and not history.stopped:
-                        since = self._decide(step, since)
+                        self._decide(step, history)
                         bar.plan = self.plan
                     if saves:
                         self._save(state, history)
@@ -188,7 +199,6 @@ class Training:
                 if stops:
                     barrier("stopped")
                     raise Preempted(f"stopped at step {step:,}: `smallvit train --resume {self.folder}` resumes it")
-                begun = time.monotonic()
 
     def _asked_to_stop(self, history: History, pace: Pace) -> bool:
         """Whether a callback of the first process stops the run here; the same in all processes."""
@@ -200,18 +210,17 @@ class Training:
             )
         return bool(by)
 
-    def _decide(self, step: int, since: tuple[int, float]) -> tuple[int, float]:
-        """Replans the remaining steps by the time per step since the last decision, including all other work."""
+    def _decide(self, step: int, history: History) -> None:
+        """Replans the remaining steps by the time per step since the last decision."""
         assert self.plan.seconds is not None
-        now = self.clock()
-        per_step = (now - since[1] - self.settling) / self.plan.work(since[0], step)
-        self.settling = 0.0
-        work = (self.plan.seconds - now - ending(self.trainer, self.evaluating)) / per_step
-        left = self.plan.steps_for(work, step)
+        since, before = history.decided
+        history.decided = step, history.training
+        per_step = (history.training - before) / self.plan.work(since, step)
+        rest = ending(self.trainer, self.evaluating) + self.plan.evaluations_after(step) * self.evaluating
+        left = self.plan.steps_for((self.plan.seconds - self.clock() - rest) / per_step, step)
         # From the first process: the others may have measured other times.
         self.plan = self.plan.decided(step, int(broadcast_choice(lambda: str(left))))
         store_plan(self.folder, self.plan)
-        return step, now
 
     @contextmanager
     def _writing(self) -> Iterator[None]:
@@ -239,17 +248,12 @@ class Training:
         history.steps += 1
 
     def _evaluate(self, state: State, history: History, pace: Pace) -> dict[str, Any]:
-        """Scores the validation images, adds a row to metrics.csv, and saves the weights if they are the best.
-
-        The last weights, averaged at the end of the schedule, are preferred unless they are significantly worse: the
-        best of many validations on few images is mostly luck.
-        """
+        """Scores the validation images, adds a row to metrics.csv, and saves the weights if they are kept."""
         data, plan = self.trainer.data, self.plan
-        begun = time.monotonic()
         state = self.trainer.settled(state, history.step)
-        settled = time.monotonic()
+        begun = time.monotonic()
         scores = self.trainer.evaluate(state, data.val)
-        self.settling, self.evaluating = self.settling + settled - begun, time.monotonic() - settled
+        self.evaluating = time.monotonic() - begun
         row = {
             "epoch": round(history.step / plan.epoch, 3),
             "step": history.step,
@@ -261,15 +265,16 @@ class Training:
             "val_top1": round(scores.top1, 3),
             "images_per_second": round(history.step * plan.batch_size / history.training, 1),
         }
+        score, error = scores.top1, scores.error
         if self.trainer.recipe.balance:
-            row["val_mean_recall"] = round(scores.mean_recall, 3)
+            score, error = scores.mean_recall, scores.recall_error
+            row["val_mean_recall"] = round(score, 3)
+        row["val_error"] = round(error, 3)
         history.rows.append(row)
         history.loss, history.correct, history.steps = 0.0, 0, 0
-        good = scores.mean_recall if self.trainer.recipe.balance else scores.top1
-        last = history.step == plan.steps
-        is_good = history.best is None or good >= history.best or (last and history.best - good <= 2 * scores.error)
-        if is_good or self.config.all_images:  # the score of training images says nothing
-            history.best, history.kept = max(good, history.best or 0.0), len(history.rows) - 1
+        kept = is_kept(score, error, history.best, last=history.step == plan.steps)
+        if kept or self.config.all_images:  # the score of training images says nothing
+            history.best, history.kept = max(score, history.best or 0.0), len(history.rows) - 1
             variables = self.trainer.variables(state)
             if jax.process_index() == 0:
                 save_model(self.folder / MODEL, self.spec, variables, data.classes, data.preprocess)
@@ -284,3 +289,12 @@ class Training:
             )
         history.seconds = self.clock()
         self.checkpoints.save(history.step, state, asdict(history))
+
+
+def is_kept(score: float, error: float, best: float | None, *, last: bool) -> bool:
+    """Whether the weights with this score, in percent, replace those with the best score so far.
+
+    The last weights, averaged at the end of the schedule, are preferred unless they are worse by more than twice the
+    standard error: the best of many validations on few images is mostly luck.
+    """
+    return best is None or score >= best or (last and best - score <= 2 * error)

@@ -8,7 +8,7 @@ import tyro
 
 from smallvit.augment.spec import AutoAugment, Fill, Policy
 from smallvit.common.arguments import Device, Int, Switch, Text, argument
-from smallvit.training.recipe import RECIPES, Freeze, Recipe
+from smallvit.training.recipe import RECIPES, Freeze, Recipe, Schedule
 
 Tracked = Literal["tensorboard", "mlflow", "wandb"]
 SHORT = {  # aliases
@@ -60,6 +60,8 @@ class RecipeOptions:
     """Weight decay, as in AdamW: multiplied by the learning rate in every step."""
     matrix_rate: Annotated[float | None, _of_recipe("matrix_rate", "FLOAT")] = None
     """Peak learning rate of the hidden matrices, where Muon trains them."""
+    schedule: Annotated[Schedule | None, _of_recipe("schedule", "|".join(get_args(Schedule)))] = None
+    """How the learning rate falls after the warm-up."""
     warmup: Annotated[float | None, _of_recipe("warmup", "FLOAT")] = None
     """Warm-up, as a fraction of all steps."""
     clip: Annotated[float | None, _of_recipe("clip", "FLOAT")] = None

@@ -23,9 +23,11 @@ from smallvit.training.resizing import mean_cost, phases
 from smallvit.training.step import STILL, Pace
 from smallvit.training.trainer import Trainer
 
-EVALUATIONS = 100  # at most, for any number of epochs
+EVALUATIONS = 100.0  # at most, for any number of epochs
 EVALUATING = 0.03  # maximum fraction of the time for evaluations
-MOMENTS = (0.1, 0.25, 0.5, 0.75, 0.9, 0.97)  # progress at which a run with a time limit is planned again
+LEAST_EVALUATIONS = 6.0  # in a run of given epochs, if it has as many
+MOMENTS = (0.1, 0.25, 0.5, 0.75, 0.9, 0.97, 0.99)  # progress at which a run with a time limit is planned again
+_TINY = 1e-9  # rounding errors of progress
 
 ENDING = 12.0  # seconds for the pictures and the report
 
@@ -41,6 +43,7 @@ class Plan:
     data: str  # digest of the images
     decisions: tuple[tuple[int, int], ...]  # (step, total number of steps from this step on)
     progressive: float = 0.0  # fraction of the run on smaller images
+    evaluating: float = 0.0  # seconds of an evaluation, measured before the first step; 0 if the epochs are given
 
     @property
     def steps(self) -> int:
@@ -62,6 +65,9 @@ class Plan:
 
     def evaluates(self, step: int) -> bool:
         return step == self.steps or self._crosses(step, self.evaluations)
+
+    def evaluations_after(self, step: int) -> int:
+        return math.ceil(self.evaluations - _TINY) - int(self.progress(step) * self.evaluations + _TINY)
 
     def decides(self, step: int) -> bool:
         """Whether the remaining steps are planned again after this step."""
@@ -106,8 +112,7 @@ class Plan:
 
     def _crosses(self, step: int, parts: float) -> bool:
         """Whether this step completes another of `parts` equal parts of the run."""
-        tiny = 1e-9
-        return int(self.progress(step) * parts + tiny) > int(self.progress(step - 1) * parts + tiny)
+        return int(self.progress(step) * parts + _TINY) > int(self.progress(step - 1) * parts + _TINY)
 
 
 def rate_at(recipe: Recipe, progress: float) -> float:
@@ -126,8 +131,13 @@ def make_plan(config: TrainConfig, trainer: Trainer, started: float) -> Plan:
     data, recipe = trainer.data, trainer.recipe
     epoch = len(data.train) * recipe.passes * recipe.repeats / trainer.batch_size
     epochs = epochs_of(config)
-    seconds, evaluations = None, float(EVALUATIONS)
-    if epochs is None:
+    seconds, per_evaluation = None, 0.0
+    if epochs is not None:
+        # A training step takes as long as evaluating three times its images. Not measured, so that the same epochs
+        # always lead to the same run.
+        work = 3 * epochs * epoch * trainer.batch_size * mean_cost(recipe.progressive) / len(data.val)
+        evaluations = max(EVALUATING * work, LEAST_EVALUATIONS)
+    else:
         seconds = 60 * (config.minutes or DEFAULT_MINUTES)
         per_step, per_evaluation = _measure(trainer)
         left = seconds - (time.monotonic() - started) - ending(trainer, per_evaluation)
@@ -138,19 +148,19 @@ def make_plan(config: TrainConfig, trainer: Trainer, started: float) -> Plan:
                 f"{seconds / 60:g} minutes{each} leave no time to train: reading, compiling and the report take "
                 f"{duration(seconds - left)} here, give at least {needed} minute{'s' * (needed > 1)}{each}"
             )
-        evaluations = max(min(evaluations, EVALUATING * left / per_evaluation), 1.0)
+        evaluations = max(min(EVALUATIONS, EVALUATING * left / per_evaluation), 1.0)
         per_step *= mean_cost(recipe.progressive) / phases(recipe.progressive)[0].cost
         epochs = (left - min(evaluations * per_evaluation, EVALUATING * left)) / (per_step * epoch)
     steps = max(math.ceil(epochs * epoch), 1)
-    evaluations = min(epochs, evaluations)
     plan = Plan(
         trainer.batch_size,
         epoch,
-        max(evaluations, 1.0),
+        max(min(epochs, evaluations, EVALUATIONS), 1.0),
         seconds,
         data_digest(data),
         ((0, steps),),
         recipe.progressive,
+        per_evaluation,
     )
     return Plan.from_json(json.loads(broadcast_choice(lambda: json.dumps(plan.to_json()))))
 

@@ -125,6 +125,8 @@ def _trainer(config: TrainConfig, data: Dataset, spec: Spec, own: Own, report: R
     recipe, mesh = config.recipe_for(data), make_mesh(config.machine.mesh)
     if not data.mirrors and not recipe.augment.flip:
         report(f"images are not flipped: left and right matter in {data.name} (--flip enables it)")
+    if recipe.augment.flip and config.in_recipe.flip is None and data.sided:
+        report(f"hint: images are flipped in training, but {data.sided}: --no-flip turns it off")
     if data.larger is not None:
         high, wide = data.larger.shape[1:3]
         report(f"training images are kept at {high} x {wide} for random resized crops")

@@ -45,8 +45,9 @@ class Recipe:
                 raise ValueError(f"{name}={getattr(self, name)} must be at least 0 and below 1")
         if not 0 < self.layer_decay <= 1:
             raise ValueError(f"layer_decay={self.layer_decay} must be above 0 and at most 1; 1 turns it off")
-        if self.freeze not in get_args(Freeze):
-            raise ValueError(f"freeze={self.freeze!r} is unknown: choose one of {', '.join(get_args(Freeze))}")
+        for name, known in (("freeze", Freeze), ("optimiser", Optimiser), ("schedule", Schedule)):
+            if (value := getattr(self, name)) not in get_args(known):
+                raise ValueError(f"{name}={value!r} is unknown: choose one of {', '.join(get_args(known))}")
         if self.batch_size % self.repeats:
             raise ValueError(f"batch_size={self.batch_size} must be divisible by repeats={self.repeats}")
 
