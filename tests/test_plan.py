@@ -2,6 +2,7 @@
 
 import json
 import threading
+import time
 from contextlib import nullcontext
 from dataclasses import replace
 from types import SimpleNamespace
@@ -13,6 +14,7 @@ import pytest
 
 from smallvit import kernels as native
 from smallvit.training import RECIPES, Recipe, TrainConfig, choice, loop
+from smallvit.training import plan as plans
 from smallvit.training.callbacks import Callbacks
 from smallvit.training.choice import choose_augmentation, choose_decay, choose_model
 from smallvit.training.loop import History, Training, is_kept
@@ -177,6 +179,20 @@ def test_evaluations_take_a_small_share_of_the_given_epochs(monkeypatch):
     assert evaluations(40.0, 900) == pytest.approx(0.03 * 3 * 3 * 40)
     assert [evaluations(epochs, 900) for epochs in (0.5, 3.0, 8.0)] == [1, 3, 6]
     assert evaluations(1000.0, 90) == 100
+
+
+def test_a_time_that_start_and_report_take_alone_is_refused(monkeypatch):
+    trainer = object.__new__(Trainer)
+    trainer.data, trainer.recipe = labelled(np.arange(750) % 3), RECIPES["default"]
+    trainer.batch_size, trainer.eval_batch_size = 64, 256
+    monkeypatch.setattr(plans, "_measure", lambda _: (0.1, 1.0))
+    fewest = (ENDING + 2) / 60  # minutes: the report, and evaluations of two splits
+    planned = make_plan(TrainConfig(minutes=fewest + 0.1), trainer, time.monotonic())
+    assert planned.evaluating == 1.0
+    assert planned.seconds == pytest.approx(60 * (fewest + 0.1))
+    assert 30 < planned.steps < 60  # 6 seconds, one of them for an evaluation
+    with pytest.raises(ValueError, match=r"leave no time to train: .* take 14 s here, give at least 1 minute$"):
+        make_plan(TrainConfig(minutes=fewest), trainer, time.monotonic())
 
 
 def test_the_last_weights_are_kept_unless_they_are_worse_beyond_chance():
