@@ -90,7 +90,7 @@ def test_few_validation_images_do_not_end_a_run_early(tmp_path, monkeypatch):
     history = History(training=10.0)  # the other ten seconds were reading, compiling and preparing evaluations
     training._decide(100, history)
     assert training.plan.decisions == ((0, 1000), (100, 900))  # 80 seconds and 5 evaluations left, 10 for 100 steps
-    assert history.decided == (100, 10.0)
+    assert (history.decided_step, history.decided_training) == (100, 10.0)
     monkeypatch.setattr(training, "clock", lambda: 40.0)
     history.training = 30.0
     training._decide(200, history)

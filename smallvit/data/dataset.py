@@ -105,9 +105,7 @@ def _is_list(values: Any, kind: Any, number: int) -> bool:
     return right and all(isinstance(value, kind) and not isinstance(value, bool) for value in values)
 
 
-FEWEST_SIGNS = (
-    5  # classes whose names are single characters: with fewer, they are rather numbers or letters for classes
-)
+FEWEST_SIGNS = 5  # classes named by a single character, to be taken for digits or letters
 
 
 @dataclass(frozen=True)

@@ -48,7 +48,8 @@ class History:
     step: int = 0
     seconds: float = 0.0  # since the run started, without pauses between a stop and a resume
     training: float = 0.0  # seconds of the loop without evaluations
-    decided: tuple[int, float] = (0, 0.0)  # step and `training` of the last decision
+    decided_step: int = 0  # the step of the last decision, and `training` then
+    decided_training: float = 0.0
     rows: list[dict[str, Any]] = field(default_factory=list)  # of metrics.csv
     best: float | None = None  # validation accuracy, or mean recall with --balance
     kept: int = 0  # the row whose weights were saved as the model
@@ -213,9 +214,9 @@ class Training:
     def _decide(self, step: int, history: History) -> None:
         """Replans the remaining steps by the time per step since the last decision."""
         assert self.plan.seconds is not None
-        since, before = history.decided
-        history.decided = step, history.training
-        per_step = (history.training - before) / self.plan.work(since, step)
+        work = self.plan.work(history.decided_step, step)
+        per_step = (history.training - history.decided_training) / work
+        history.decided_step, history.decided_training = step, history.training
         rest = ending(self.trainer, self.evaluating) + self.plan.evaluations_after(step) * self.evaluating
         left = self.plan.steps_for((self.plan.seconds - self.clock() - rest) / per_step, step)
         # From the first process: the others may have measured other times.
@@ -253,7 +254,6 @@ class Training:
         state = self.trainer.settled(state, history.step)
         begun = time.monotonic()
         scores = self.trainer.evaluate(state, data.val)
-        self.evaluating = time.monotonic() - begun
         row = {
             "epoch": round(history.step / plan.epoch, 3),
             "step": history.step,
@@ -280,6 +280,7 @@ class Training:
                 save_model(self.folder / MODEL, self.spec, variables, data.classes, data.preprocess)
         if jax.process_index() == 0:
             write_metrics(self.folder, history.rows)
+        self.evaluating = time.monotonic() - begun
         return row
 
     def _save(self, state: State, history: History) -> None:
