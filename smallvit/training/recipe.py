@@ -54,7 +54,7 @@ class Recipe:
 
 RECIPES: dict[str, Recipe] = {
     # For the best accuracy in the user's time. `make train`: five minutes on two cores, 92 % of the embedded set. Six
-    # minutes of one core (benchmarks.accuracy): 2.2 to 5.0 points ahead of a narrow ResNet-9 on three sets
+    # minutes of one core (benchmarks.accuracy): 2.2 to 5.8 points ahead of a narrow ResNet-9 on three sets
     # (docs/results.md). The plan of a run adds augmentation and progressive resizing.
     "default": Recipe(
         learning_rate=2e-3,
