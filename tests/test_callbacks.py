@@ -47,6 +47,7 @@ def test_patience_waits_for_a_gain_beyond_chance():
     balanced = [{**row, "val_mean_recall": recall} for row, recall in zip(rows(50, 50), (30, 60), strict=True)]
     assert patience.waited(balanced) == 0
     assert patience.waited([{**row, "val_error": 20.0} for row in balanced]) == 1
+    assert patience.waited([{"val_top1": 50.0}, {"val_top1": 51.0}]) == 0  # of a version without this column
 
 
 @dataclass

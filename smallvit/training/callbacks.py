@@ -87,7 +87,7 @@ class Patience(Callback):
         best, waited = -math.inf, 0
         for row in rows:
             score = row.get("val_mean_recall", row["val_top1"])
-            if score > best + 2 * row["val_error"]:
+            if score > best + 2 * row.get("val_error", 0.0):  # rows of older versions have none
                 best, waited = score, 0
             else:
                 waited += 1
